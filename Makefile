@@ -1,0 +1,43 @@
+# Commands of the project; `make help` lists them.
+VENV    ?= .venv
+PYTHON  ?= python3
+BIN     := $(VENV)/bin
+CONFIG  ?= deployments.yaml
+PROTOS  := protos/inference.proto protos/speculation.proto
+# Extra flags for every `pip install`, for example --index-url.
+PIP_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint format proto bench
+
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed ## Create .venv and install pinned packages (an installed torch is left alone)
+
+$(VENV)/.installed: pyproject.toml constraints.txt .ci/setup
+	PYTHON="$(PYTHON)" VENV="$(VENV)" PIP_FLAGS="$(PIP_FLAGS)" .ci/setup
+	@touch $@
+
+serve: setup ## Check CONFIG (deployments.yaml) and serve it
+	$(BIN)/python -m deployments.check $(CONFIG)
+	$(BIN)/serve run $(CONFIG)
+
+test: setup ## Run the tests
+	$(BIN)/python -m pytest
+
+lint: setup ## Check style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup ## Regenerate the modules of protos/
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+PROMPTS ?= loadtest/prompts/six_kinds.jsonl
+bench: setup ## Speculation on and off through the front door: make bench [PROMPTS=path]
+	$(BIN)/python -m loadtest.bench --config $(CONFIG) --prompts $(PROMPTS)

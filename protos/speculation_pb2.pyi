@@ -1,0 +1,409 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToTarget(_message.Message):
+    __slots__ = ("hello", "messages")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    messages: _containers.RepeatedCompositeFieldContainer[ToTargetMessage]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ToTargetMessage, _Mapping]]] = ...) -> None: ...
+
+class ToTargetMessage(_message.Message):
+    __slots__ = ("session", "open", "propose", "patience", "close")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    open: OpenTarget
+    propose: Propose
+    patience: Patience
+    close: Close
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., patience: _Optional[_Union[Patience, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class FromTarget(_message.Message):
+    __slots__ = ("info", "messages")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    info: WorkerInfo
+    messages: _containers.RepeatedCompositeFieldContainer[FromTargetMessage]
+    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[FromTargetMessage, _Mapping]]] = ...) -> None: ...
+
+class FromTargetMessage(_message.Message):
+    __slots__ = ("session", "committed", "finished", "failed")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    committed: Committed
+    finished: Finished
+    failed: Failed
+    def __init__(self, session: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class ToDraft(_message.Message):
+    __slots__ = ("hello", "messages")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    messages: _containers.RepeatedCompositeFieldContainer[ToDraftMessage]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ToDraftMessage, _Mapping]]] = ...) -> None: ...
+
+class ToDraftMessage(_message.Message):
+    __slots__ = ("session", "open", "commit", "close")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    open: OpenDraft
+    commit: Commit
+    close: Close
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class FromDraft(_message.Message):
+    __slots__ = ("info", "messages")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    info: WorkerInfo
+    messages: _containers.RepeatedCompositeFieldContainer[FromDraftMessage]
+    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[FromDraftMessage, _Mapping]]] = ...) -> None: ...
+
+class FromDraftMessage(_message.Message):
+    __slots__ = ("session", "proposal", "failed")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    proposal: Proposal
+    failed: Failed
+    def __init__(self, session: _Optional[int] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "peer_id")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    peer_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., peer_id: _Optional[str] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("protocol_version", "worker_id", "process_id", "host", "model_id", "weights_fingerprint", "vocabulary_fingerprint", "vocab_size", "max_model_len", "max_sessions", "max_tree_nodes", "dtype", "row_invariant", "drafters")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROW_INVARIANT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker_id: str
+    process_id: int
+    host: str
+    model_id: str
+    weights_fingerprint: str
+    vocabulary_fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    max_sessions: int
+    max_tree_nodes: int
+    dtype: str
+    row_invariant: bool
+    drafters: _containers.RepeatedCompositeFieldContainer[DrafterInfo]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., dtype: _Optional[str] = ..., row_invariant: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ...) -> None: ...
+
+class DrafterInfo(_message.Message):
+    __slots__ = ("name", "kind", "needs_features")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    needs_features: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., needs_features: _Optional[bool] = ...) -> None: ...
+
+class GetTokenizerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Tokenizer(_message.Message):
+    __slots__ = ("tokenizer_json", "chat_template", "special_tokens")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: _containers.ScalarMap[str, str]
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Tree(_message.Message):
+    __slots__ = ("tokens", "parents", "scores", "laws")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    LAWS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    laws: _containers.RepeatedCompositeFieldContainer[SparseLaw]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ...) -> None: ...
+
+class SparseLaw(_message.Message):
+    __slots__ = ("node", "token_ids", "probabilities")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    choice: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class Stopping(_message.Message):
+    __slots__ = ("max_tokens", "strings", "token_ids")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    strings: _containers.RepeatedScalarFieldContainer[str]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, max_tokens: _Optional[int] = ..., strings: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("first_position", "rows", "width", "dtype", "data")
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    rows: int
+    width: int
+    dtype: str
+    data: bytes
+    def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class DepthCount(_message.Message):
+    __slots__ = ("tested", "accepted", "expected")
+    TESTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    tested: int
+    accepted: int
+    expected: float
+    def __init__(self, tested: _Optional[int] = ..., accepted: _Optional[int] = ..., expected: _Optional[float] = ...) -> None: ...
+
+class Calibration(_message.Message):
+    __slots__ = ("depths",)
+    DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    depths: _containers.RepeatedCompositeFieldContainer[DepthCount]
+    def __init__(self, depths: _Optional[_Iterable[_Union[DepthCount, _Mapping]]] = ...) -> None: ...
+
+class OpenTarget(_message.Message):
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "held_back", "epoch", "key_id", "patience_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    prompt_len: int
+    sampling: Sampling
+    stopping: Stopping
+    logprobs: int
+    held_back: str
+    epoch: int
+    key_id: str
+    patience_ms: float
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ...) -> None: ...
+
+class Propose(_message.Message):
+    __slots__ = ("base_len", "tree")
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    base_len: int
+    tree: Tree
+    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ...) -> None: ...
+
+class Patience(_message.Message):
+    __slots__ = ("milliseconds",)
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    milliseconds: float
+    def __init__(self, milliseconds: _Optional[float] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "calibration", "timings", "features", "held_back")
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    TESTED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    base_len: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted: int
+    drafted: int
+    tested: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    text: str
+    price: float
+    calibration: Calibration
+    timings: TargetTimings
+    features: Features
+    held_back: str
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TargetTimings(_message.Message):
+    __slots__ = ("wait_ns", "step_ns", "step_rows")
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    wait_ns: int
+    step_ns: int
+    step_rows: int
+    def __init__(self, wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., step_rows: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "stop_string", "stop_token")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Finished.Reason]
+        STOP: _ClassVar[Finished.Reason]
+        LENGTH: _ClassVar[Finished.Reason]
+    REASON_UNSPECIFIED: Finished.Reason
+    STOP: Finished.Reason
+    LENGTH: Finished.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    reason: Finished.Reason
+    stop_string: str
+    stop_token: int
+    def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class OpenDraft(_message.Message):
+    __slots__ = ("lease_id", "tokens", "sampling", "drafters", "max_nodes", "chain", "max_len", "price")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEN_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    max_nodes: int
+    chain: bool
+    max_len: int
+    price: float
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., max_len: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("base_len", "tokens", "price", "calibration", "features")
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    base_len: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    price: float
+    calibration: Calibration
+    features: Features
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("base_len", "tree", "drafter", "hit", "timings")
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    base_len: int
+    tree: Tree
+    drafter: str
+    hit: bool
+    timings: DraftTimings
+    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., drafter: _Optional[str] = ..., hit: _Optional[bool] = ..., timings: _Optional[_Union[DraftTimings, _Mapping]] = ...) -> None: ...
+
+class DraftTimings(_message.Message):
+    __slots__ = ("wait_ns", "draft_ns")
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NS_FIELD_NUMBER: _ClassVar[int]
+    wait_ns: int
+    draft_ns: int
+    def __init__(self, wait_ns: _Optional[int] = ..., draft_ns: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Target and draft workers: everything that runs a model. Knows neither Ray nor HTTP."""

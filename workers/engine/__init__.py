@@ -1,0 +1,1 @@
+"""A model run over flat rows: shared by target and draft workers."""

@@ -1,0 +1,129 @@
+"""From a model reference to a folder that transformers can load.
+
+A reference is `package://module/file.gguf` (a file inside an installed Python package), a local path
+(a folder in Hugging Face's format, or a .gguf file), or a hub id such as `org/name`. GGUF files are
+converted once, to float32 safetensors, and kept in the cache folder.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from filelock import FileLock
+
+from workers.cache import cache_dir
+
+logger = logging.getLogger(__name__)
+
+PACKAGE_SCHEME: Final = "package://"
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
+
+
+class CheckpointError(ValueError):
+    """The reference leads to no usable model; the message says why and what to do."""
+
+
+def resolve(reference: str) -> Path:
+    """The folder of a model, converting or downloading it if that was not done before.
+
+    Raises CheckpointError.
+    """
+    source = locate(reference)
+    if source is None:
+        return _download(reference)
+    if source.suffix == ".gguf":
+        return _convert(source)
+    return source
+
+
+def locate(reference: str) -> Path | None:
+    """Where a package or path reference points, without converting; None for a hub id.
+
+    Raises CheckpointError if nothing is there.
+    """
+    if reference.startswith(PACKAGE_SCHEME):
+        return _in_package(reference)
+    path = Path(reference).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path} is a folder without config.json: not a model")
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
+    if _HUB_ID.fullmatch(reference) and not reference.startswith("."):
+        return None
+    raise CheckpointError(
+        f"model {reference!r} was not found: give an existing path, a hub id (org/name), "
+        "or package://module/file.gguf"
+    )
+
+
+def _in_package(reference: str) -> Path:
+    module, _, file = reference.removeprefix(PACKAGE_SCHEME).partition("/")
+    if not module.isidentifier() or not file:
+        raise CheckpointError(f"{reference!r} is not of the form package://module/file.gguf")
+    # The package is looked up, never imported: it may need dependencies that nothing here does.
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise CheckpointError(
+            f"{reference}: no package {module!r} is installed (`make setup` installs the one of the "
+            "default model)"
+        )
+    folder = Path(spec.submodule_search_locations[0])
+    path = (folder / file).resolve()
+    if not path.is_relative_to(folder.resolve()) or not path.exists():
+        held = sorted(entry.name for entry in folder.glob("*.gguf"))
+        raise CheckpointError(f"{reference}: the package holds {', '.join(held) or 'no .gguf file'}")
+    return path
+
+
+def _download(reference: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(reference, allow_patterns=_HUB_FILES))
+    except Exception as error:
+        raise CheckpointError(
+            f"model {reference!r} is no local path and could not be fetched from the hub: {error}"
+        ) from error
+
+
+def _convert(file: Path) -> Path:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    folder = cache_dir("models") / f"{file.stem}-{digest}"
+    # Draft and target may start at the same moment; one converts, the other waits.
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            logger.info("converting %s once, to %s", file, folder)
+            made = Path(tempfile.mkdtemp(dir=folder.parent))
+            try:
+                _write_converted(file, made)
+                os.replace(made, folder)
+            except Exception as error:
+                shutil.rmtree(made, ignore_errors=True)
+                raise CheckpointError(f"cannot convert {file}: {error}") from error
+    return folder
+
+
+def _write_converted(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # The weights are plain float32 by now; what is left of the quantiser refuses to be saved.
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.is_quantized = False
+    model.save_pretrained(folder)

@@ -1,0 +1,48 @@
+"""Linear layers for CPU: weights packed once, and results that do not depend on the row count."""
+
+from typing import Final
+
+import torch
+from torch import nn
+
+PACKED_MIN_ROWS: Final = 2
+"""From this many rows on, a packed layer gives a row the same bits whatever shares the call."""
+
+PLAIN_MIN_ROWS: Final = 4
+"""The same for torch's own linear in float32."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weight in oneDNN's own blocked layout.
+
+    Input [..., in] to [..., out]. Twice as fast as `nn.Linear` at few rows, because nothing is
+    reordered per call.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, self.in_features)
+        out = torch.ops.mkldnn._linear_pointwise(flat, self._weight, self._bias, "none", [], "")
+        return out.view(*rows.shape[:-1], self.out_features)
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this processor has packed layers for the type."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace every `nn.Linear` of a model by a packed one, in place."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, PackedLinear(child.weight, child.bias))

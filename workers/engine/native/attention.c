@@ -1,0 +1,418 @@
+/* Attention over a slot-contiguous KV cache, on CPU.
+ *
+ * A row's result does not depend, bit for bit, on which rows share the call, on how a prompt was cut
+ * into chunks, or on whether its ancestors lie in a chain or scattered in a tree: every score is one
+ * sum over the head dimension in ascending order, scores are ordered by position before the softmax,
+ * and values are added in ascending position. Blocking below only decides what is computed side by
+ * side, never the order of one sum.
+ *
+ * Layout of one sequence's cache, C slots (a multiple of 16), D head dimension, P = D rounded up to 16:
+ *   keys   [layer][kv head][C / 16][D][16]   sixteen keys side by side, so that a score needs no
+ *                                            horizontal sum
+ *   values [layer][kv head][C][P]
+ * Elements are float32, or bfloat16 widened when read. Arithmetic is float32.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define TILE 6   /* (row, head) pairs computed side by side */
+#define UNROLL 4 /* key blocks in flight when there are few pairs */
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* One sequence of a step. Rows r of the step's flat batch from first_row on go to slots base + r. */
+typedef struct {
+    void *keys, *values;
+    int64_t capacity;
+    int32_t first_row, num_rows, base;
+    /* Row r attends to slots 0 .. contiguous[r] - 1, then to base + tail[j] for
+     * tail_start[r] <= j < tail_start[r + 1], in this order: it is the order of positions. */
+    const int32_t *contiguous, *tail_start, *tail;
+} sequence;
+
+typedef struct {
+    int32_t layer, query_heads, kv_heads, head_dim, bfloat16, window;
+    float scale, softcap;
+} shape;
+
+INLINE float widen(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+INLINE uint16_t narrow(float f) { /* to nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+INLINE vec load(const void *base, int64_t index, int bfloat16) {
+    vec out;
+    if (bfloat16) {
+        hvec half;
+        memcpy(&half, (const uint16_t *)base + index, sizeof half);
+        uvec bits = __builtin_convertvector(half, uvec) << 16;
+        memcpy(&out, &bits, sizeof out);
+    } else {
+        memcpy(&out, (const float *)base + index, sizeof out);
+    }
+    return out;
+}
+
+INLINE float element(const void *base, int64_t index, int bfloat16) {
+    return bfloat16 ? widen(((const uint16_t *)base)[index]) : ((const float *)base)[index];
+}
+
+INLINE vec splat(float x) { return (vec){0} + x; }
+
+/* exp for x <= 0, to about one unit in the last place; below -87 it is 0. */
+INLINE vec exp_vec(vec x) {
+    ivec tiny = x < splat(-87.0f);
+    vec n = x * 1.44269504088896341f;
+    n = (n + 12582912.0f) - 12582912.0f; /* round to nearest: 1.5 * 2^23 */
+    vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+    vec scale;
+    memcpy(&scale, &power, sizeof scale);
+    p = p * scale;
+    ivec bits;
+    memcpy(&bits, &p, sizeof bits);
+    bits &= ~tiny;
+    memcpy(&p, &bits, sizeof p);
+    return p;
+}
+
+INLINE vec max_vec(vec a, vec b) {
+    ivec larger = a > b, x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    x = (x & larger) | (y & ~larger);
+    memcpy(&a, &x, sizeof a);
+    return a;
+}
+
+INLINE float horizontal_sum(vec x) {
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += x[lane];
+    return sum;
+}
+
+INLINE float horizontal_max(vec x) {
+    float max = x[0];
+    for (int lane = 1; lane < LANES; lane++) max = x[lane] > max ? x[lane] : max;
+    return max;
+}
+
+/* Scores of `pairs` queries against `blocks` blocks of sixteen keys. */
+INLINE void score_blocks(const void *keys, int64_t block, int blocks, const float *const *query,
+                         float *const *scores, int pairs, int head_dim, int bfloat16) {
+    vec sum[UNROLL][TILE];
+    for (int b = 0; b < blocks; b++)
+        for (int p = 0; p < pairs; p++) sum[b][p] = splat(0);
+    for (int d = 0; d < head_dim; d++)
+        for (int b = 0; b < blocks; b++) {
+            vec key = load(keys, ((block + b) * head_dim + d) * LANES, bfloat16);
+            for (int p = 0; p < pairs; p++) sum[b][p] = sum[b][p] + key * query[p][d];
+        }
+    for (int b = 0; b < blocks; b++)
+        for (int p = 0; p < pairs; p++)
+            memcpy(scores[p] + (block + b) * LANES, &sum[b][p], sizeof(vec));
+}
+
+INLINE void score(const void *keys, int64_t from, int64_t to, const float *const *query,
+                  float *const *scores, int pairs, int head_dim, int bfloat16) {
+    int64_t block = from;
+    if (pairs <= 3)
+        for (; block + UNROLL <= to; block += UNROLL)
+            score_blocks(keys, block, UNROLL, query, scores, pairs, head_dim, bfloat16);
+    for (; block < to; block++)
+        score_blocks(keys, block, 1, query, scores, pairs, head_dim, bfloat16);
+}
+
+/* out[p] += sum of weights[p][j] * values[j], for positions from <= j < to, `width` vectors wide. */
+INLINE void add_values(const void *values, int64_t stride, int64_t from, int64_t to,
+                       const float *const *weights, float *const *out, int pairs, int width,
+                       int bfloat16) {
+    vec sum[TILE][4];
+    for (int p = 0; p < pairs; p++)
+        for (int w = 0; w < width; w++) memcpy(&sum[p][w], out[p] + w * LANES, sizeof(vec));
+    for (int64_t j = from; j < to; j++) {
+        vec value[4];
+        for (int w = 0; w < width; w++) value[w] = load(values, j * stride + w * LANES, bfloat16);
+        for (int p = 0; p < pairs; p++)
+            for (int w = 0; w < width; w++) sum[p][w] = sum[p][w] + value[w] * weights[p][j];
+    }
+    for (int p = 0; p < pairs; p++)
+        for (int w = 0; w < width; w++) memcpy(out[p] + w * LANES, &sum[p][w], sizeof(vec));
+}
+
+/* The calls below have constant sizes, so that the loops above unroll into registers. */
+#define FOR_PAIRS(pairs, CALL)                                                                     \
+    switch (pairs) {                                                                               \
+        case 1: CALL(1); break;                                                                    \
+        case 2: CALL(2); break;                                                                    \
+        case 3: CALL(3); break;                                                                    \
+        case 4: CALL(4); break;                                                                    \
+        case 5: CALL(5); break;                                                                    \
+        default: CALL(6); break;                                                                   \
+    }
+
+INLINE void score_any(const void *keys, int64_t from, int64_t to, const float *const *query,
+                      float *const *scores, int pairs, int head_dim, int bfloat16) {
+#define CALL(n) score(keys, from, to, query, scores, n, head_dim, bfloat16)
+    FOR_PAIRS(pairs, CALL)
+#undef CALL
+}
+
+INLINE void add_any(const void *values, int64_t stride, int64_t from, int64_t to,
+                    const float *const *weights, float *const *out, int pairs, int head_width,
+                    int bfloat16) {
+    if (from >= to) return;
+    int done = 0;
+    for (; done + 4 <= head_width; done += 4) {
+        float *part[TILE] = {0};
+        for (int p = 0; p < pairs; p++) part[p] = out[p] + done * LANES;
+        const void *base = bfloat16 ? (const void *)((const uint16_t *)values + done * LANES)
+                                    : (const void *)((const float *)values + done * LANES);
+#define CALL(n) add_values(base, stride, from, to, weights, part, n, 4, bfloat16)
+        FOR_PAIRS(pairs, CALL)
+#undef CALL
+    }
+    for (; done < head_width; done++) {
+        float *part[TILE] = {0};
+        for (int p = 0; p < pairs; p++) part[p] = out[p] + done * LANES;
+        const void *base = bfloat16 ? (const void *)((const uint16_t *)values + done * LANES)
+                                    : (const void *)((const float *)values + done * LANES);
+#define CALL(n) add_values(base, stride, from, to, weights, part, n, 1, bfloat16)
+        FOR_PAIRS(pairs, CALL)
+#undef CALL
+    }
+}
+
+/* Scores to weights, in place: scale, cap, mask outside low <= j < count, exponentiate. Returns the
+ * sum of the weights. Lanes belong to absolute positions, so the order of the sum is theirs. */
+INLINE float softmax(float *scores, int64_t low, int64_t count, const shape *s) {
+    int64_t first = low / LANES * LANES, end = (count + LANES - 1) / LANES * LANES;
+    for (int64_t j = first; j < low; j++) scores[j] = -INFINITY;
+    for (int64_t j = count; j < end; j++) scores[j] = -INFINITY;
+    vec max = splat(-INFINITY);
+    for (int64_t j = first; j < end; j += LANES) {
+        vec x = load(scores, j, 0) * s->scale;
+        if (s->softcap > 0)
+            for (int lane = 0; lane < LANES; lane++)
+                x[lane] = x[lane] == -INFINITY ? x[lane] : s->softcap * tanhf(x[lane] / s->softcap);
+        memcpy(scores + j, &x, sizeof x);
+        max = max_vec(x, max);
+    }
+    float top = horizontal_max(max);
+    vec sum = splat(0);
+    for (int64_t j = first; j < end; j += LANES) {
+        vec weight = exp_vec(load(scores, j, 0) - top);
+        memcpy(scores + j, &weight, sizeof weight);
+        sum = sum + weight;
+    }
+    return horizontal_sum(sum);
+}
+
+typedef struct {
+    float *scores, *query, *out;
+    int64_t positions;
+} scratch;
+
+/* One tile: `pairs` (row, head) pairs of one sequence and one kv head. */
+INLINE void attend_tile(const sequence *seq, const shape *s, int kv_head, int first_pair, int pairs,
+                        const void *query, int64_t row_stride, int64_t head_stride, void *out,
+                        scratch *work, int bfloat16) {
+    int group = s->query_heads / s->kv_heads, head_dim = s->head_dim;
+    int head_width = (head_dim + LANES - 1) / LANES, padded = head_width * LANES;
+    int64_t plane = (int64_t)s->layer * s->kv_heads + kv_head;
+    const char *keys = (const char *)seq->keys;
+    const char *values = (const char *)seq->values;
+    int64_t size = bfloat16 ? 2 : 4;
+    keys += plane * seq->capacity * head_dim * size;
+    values += plane * seq->capacity * padded * size;
+
+    const float *q[TILE];
+    float *scores[TILE], *sums[TILE];
+    const float *weights[TILE];
+    int64_t low[TILE] = {0}, count[TILE], same_low = 0, same_high = INT64_MAX, slots = 0;
+    float total[TILE];
+    for (int p = 0; p < pairs; p++) {
+        int row = (first_pair + p) / group, head = kv_head * group + (first_pair + p) % group;
+        float *copy = work->query + p * head_dim;
+        int64_t at = (seq->first_row + row) * row_stride + head * head_stride;
+        for (int d = 0; d < head_dim; d++) copy[d] = element(query, at + d, bfloat16);
+        q[p] = copy;
+        scores[p] = work->scores + p * work->positions;
+        weights[p] = scores[p];
+        sums[p] = work->out + p * padded;
+        memset(sums[p], 0, sizeof(float) * padded);
+        int32_t tail_from = seq->tail_start[row], tail_to = seq->tail_start[row + 1];
+        count[p] = seq->contiguous[row] + tail_to - tail_from;
+        low[p] = s->window > 0 && count[p] > s->window ? count[p] - s->window : 0;
+        int64_t needed = tail_to > tail_from ? seq->base + seq->tail[tail_to - 1] + 1 : count[p];
+        slots = needed > slots ? needed : slots;
+        same_low = low[p] > same_low ? low[p] : same_low;
+        same_high = seq->contiguous[row] < same_high ? seq->contiguous[row] : same_high;
+    }
+    int64_t first_block = low[0];
+    for (int p = 1; p < pairs; p++) first_block = low[p] < first_block ? low[p] : first_block;
+    score_any(keys, first_block / LANES, (slots + LANES - 1) / LANES, q, scores, pairs, head_dim,
+              bfloat16);
+    for (int p = 0; p < pairs; p++) {
+        int row = (first_pair + p) / group;
+        int64_t position = seq->contiguous[row];
+        for (int32_t j = seq->tail_start[row]; j < seq->tail_start[row + 1]; j++)
+            scores[p][position++] = scores[p][seq->base + seq->tail[j]];
+        total[p] = softmax(scores[p], low[p], count[p], s);
+    }
+    if (same_high < same_low) same_high = same_low;
+    for (int p = 0; p < pairs; p++) {
+        int row = (first_pair + p) / group;
+        int64_t until = seq->contiguous[row] < same_low ? seq->contiguous[row] : same_low;
+        add_any(values, padded, low[p], until, &weights[p], &sums[p], 1, head_width, bfloat16);
+    }
+    add_any(values, padded, same_low, same_high, weights, sums, pairs, head_width, bfloat16);
+    for (int p = 0; p < pairs; p++) {
+        int row = (first_pair + p) / group, head = kv_head * group + (first_pair + p) % group;
+        int64_t rest = low[p] > same_high ? low[p] : same_high;
+        add_any(values, padded, rest, seq->contiguous[row], &weights[p], &sums[p], 1, head_width,
+                bfloat16);
+        int64_t position = seq->contiguous[row];
+        for (int32_t j = seq->tail_start[row]; j < seq->tail_start[row + 1]; j++, position++) {
+            if (position < low[p]) continue;
+            int64_t slot = seq->base + seq->tail[j];
+            const float *shifted = weights[p] + position - slot;
+            add_any(values, padded, slot, slot + 1, &shifted, &sums[p], 1, head_width, bfloat16);
+        }
+        int64_t at = ((int64_t)(seq->first_row + row) * s->query_heads + head) * head_dim;
+        for (int d = 0; d < head_dim; d++) {
+            float x = sums[p][d] / total[p];
+            if (bfloat16) ((uint16_t *)out)[at + d] = narrow(x);
+            else ((float *)out)[at + d] = x;
+        }
+    }
+}
+
+/* Puts a step's new keys and values into the cache. Strides count elements. */
+static void store(const sequence *seq, const shape *s, const void *keys, const void *values,
+                  int64_t key_row, int64_t key_head, int64_t value_row, int64_t value_head) {
+    int head_dim = s->head_dim, padded = (head_dim + LANES - 1) / LANES * LANES;
+    for (int head = 0; head < s->kv_heads; head++) {
+        int64_t plane = (int64_t)s->layer * s->kv_heads + head;
+        int64_t key_plane = plane * seq->capacity * head_dim;
+        int64_t value_plane = plane * seq->capacity * padded;
+        for (int r = 0; r < seq->num_rows; r++) {
+            int64_t slot = seq->base + r, row = seq->first_row + r;
+            int64_t key_to = key_plane + (slot / LANES * head_dim) * LANES + slot % LANES;
+            int64_t key_from = row * key_row + head * key_head;
+            int64_t value_to = value_plane + slot * padded;
+            int64_t value_from = row * value_row + head * value_head;
+            if (s->bfloat16) {
+                uint16_t *k = (uint16_t *)seq->keys + key_to;
+                const uint16_t *from = (const uint16_t *)keys + key_from;
+                for (int d = 0; d < head_dim; d++) k[d * LANES] = from[d];
+                memcpy((uint16_t *)seq->values + value_to, (const uint16_t *)values + value_from,
+                       2 * head_dim);
+            } else {
+                float *k = (float *)seq->keys + key_to;
+                const float *from = (const float *)keys + key_from;
+                for (int d = 0; d < head_dim; d++) k[d * LANES] = from[d];
+                memcpy((float *)seq->values + value_to, (const float *)values + value_from,
+                       4 * head_dim);
+            }
+        }
+    }
+}
+
+/* Attention of one layer for all sequences of a step. `out` is [rows][query heads][head dim], dense;
+ * rows that belong to no sequence are left alone. Strides count elements; the head dimension is dense.
+ * Returns 0, or 1 if memory ran out. */
+int attend(const sequence *sequences, int32_t num_sequences, const shape *s, const void *query,
+           int64_t query_row, int64_t query_head, const void *keys, int64_t key_row,
+           int64_t key_head, const void *values, int64_t value_row, int64_t value_head, void *out,
+           int32_t threads) {
+    int group = s->query_heads / s->kv_heads, tasks = 0, failed = 0;
+    int64_t longest = 0;
+    for (int i = 0; i < num_sequences; i++) {
+        const sequence *seq = &sequences[i];
+        store(seq, s, keys, values, key_row, key_head, value_row, value_head);
+        tasks += s->kv_heads * ((seq->num_rows * group + TILE - 1) / TILE);
+        int64_t length = seq->base + seq->num_rows;
+        longest = length > longest ? length : longest;
+    }
+    int padded = (s->head_dim + LANES - 1) / LANES * LANES;
+    int64_t positions = (longest + LANES - 1) / LANES * LANES;
+    (void)threads;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        scratch work = {.positions = positions};
+        float *memory = malloc(sizeof(float) * TILE * (positions + s->head_dim + padded));
+        if (memory == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        } else {
+            work.scores = memory;
+            work.query = memory + TILE * positions;
+            work.out = work.query + TILE * s->head_dim;
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int task = 0; task < tasks; task++) {
+            if (memory == NULL) continue;
+            int index = task, i = 0, tiles;
+            for (;; i++) {
+                tiles = (sequences[i].num_rows * group + TILE - 1) / TILE;
+                if (index < tiles * s->kv_heads) break;
+                index -= tiles * s->kv_heads;
+            }
+            const sequence *seq = &sequences[i];
+            int kv_head = index / tiles, first = index % tiles * TILE;
+            int pairs = seq->num_rows * group - first;
+            if (pairs > TILE) pairs = TILE;
+            if (s->bfloat16)
+                attend_tile(seq, s, kv_head, first, pairs, query, query_row, query_head, out, &work,
+                            1);
+            else
+                attend_tile(seq, s, kv_head, first, pairs, query, query_row, query_head, out, &work,
+                            0);
+        }
+        free(memory);
+    }
+    return failed;
+}
+
+/* Moves cached slots from[i] to to[i] in every layer and head, in ascending order; to[i] <= from[i]. */
+void move_slots(void *keys, void *values, int64_t capacity, int32_t planes, int32_t head_dim,
+                int32_t bfloat16, const int32_t *from, const int32_t *to, int32_t count) {
+    int64_t padded = (head_dim + LANES - 1) / LANES * LANES, size = bfloat16 ? 2 : 4;
+    for (int plane = 0; plane < planes; plane++) {
+        char *k = (char *)keys + plane * capacity * head_dim * size;
+        char *v = (char *)values + plane * capacity * padded * size;
+        for (int i = 0; i < count; i++) {
+            int64_t source = (from[i] / LANES * (int64_t)head_dim) * LANES + from[i] % LANES;
+            int64_t target = (to[i] / LANES * (int64_t)head_dim) * LANES + to[i] % LANES;
+            for (int d = 0; d < head_dim; d++)
+                memcpy(k + (target + d * LANES) * size, k + (source + d * LANES) * size, size);
+            memmove(v + to[i] * padded * size, v + from[i] * padded * size, padded * size);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+"""Every size limit between processes, in one place.
+
+A peer that exceeds one is refused before anything is allocated for it.
+"""
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""One gRPC message; a tokenizer file is the largest that is expected."""
+
+MAX_TREE_NODES: Final = 256
+"""Drafted nodes of one tree, whatever a worker's own limit says."""
+
+MAX_SEQUENCE_TOKENS: Final = 4 * 1024 * 1024
+"""Tokens in one message."""
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_STRING_CHARS: Final = 256
+MAX_STOP_TOKEN_IDS: Final = 256
+MAX_TOP_LOGPROBS: Final = 20
+MAX_TOP_K: Final = 2**31 - 1
+
+MAX_SEED: Final = 2**63 - 1
+MIN_SEED: Final = -(2**63)
+
+LEASE_CLAIM_SECONDS: Final = 5.0
+"""A lease that no session claims within this time ends."""

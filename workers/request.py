@@ -1,0 +1,70 @@
+"""What a request asks of a worker: how tokens are drawn and when the answer ends."""
+
+import math
+from dataclasses import dataclass
+
+from workers import limits
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn; the same for the target and, by shared noise, for the draft.
+
+    Raises ValueError, naming the parameter and its limit, for a value out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_k", self.top_k, 0, limits.MAX_TOP_K)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        _check_range("seed", self.seed, limits.MIN_SEED, limits.MAX_SEED)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When an answer ends besides the model's own end tokens.
+
+    `max_tokens` counts tokens after the prompt. Raises ValueError for a value out of range.
+    """
+
+    max_tokens: int
+    strings: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if len(self.strings) > limits.MAX_STOP_STRINGS:
+            raise ValueError(
+                f"stop has {len(self.strings)} strings; at most {limits.MAX_STOP_STRINGS}"
+            )
+        for string in self.strings:
+            if not 1 <= len(string) <= limits.MAX_STOP_STRING_CHARS:
+                raise ValueError(
+                    f"a stop string has {len(string)} characters; "
+                    f"1 to {limits.MAX_STOP_STRING_CHARS} are allowed"
+                )
+        if len(self.token_ids) > limits.MAX_STOP_TOKEN_IDS:
+            raise ValueError(
+                f"stop_token_ids has {len(self.token_ids)} ids; "
+                f"at most {limits.MAX_STOP_TOKEN_IDS}"
+            )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{name} must be from {low} to {high}, not {value}")

@@ -1,0 +1,390 @@
+"""Protobuf frames to our messages and back.
+
+Decoding checks what the wire allows and we do not: sizes, ids, parents, finite numbers. A frame that
+breaks a rule raises ProtocolError; nothing of it is used.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from protos import speculation_pb2 as pb
+from workers import limits
+from workers.request import SamplingParams, StopRules
+from workers.rpc import messages as m
+from workers.rpc.errors import FailedPrecondition, ProtocolError
+from workers.tree import TokenTree
+
+ANY_VOCABULARY: Final = 2**32
+
+Encoder = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
+
+
+class Codec:
+    """One direction of one connection.
+
+    `vocab_size` and `max_tree_nodes` are the limits that decoded ids and trees must keep.
+    """
+
+    def __init__(
+        self,
+        frame_type: Any,
+        message_type: Any,
+        fields: dict[str, type],
+        vocab_size: int = ANY_VOCABULARY,
+        max_tree_nodes: int = limits.MAX_TREE_NODES,
+    ) -> None:
+        self._frame_type = frame_type
+        self._message_type = message_type
+        self._field_of = {message: field for field, message in fields.items()}
+        self._fields = fields
+        self.vocab_size = vocab_size
+        self.max_tree_nodes = max_tree_nodes
+
+    def encode(self, items: Iterable[tuple[int, Any]]) -> Any:
+        """One frame of (session, message) pairs."""
+        encoded = []
+        for session, message in items:
+            field = self._field_of[type(message)]
+            encoded.append(
+                self._message_type(session=session, **{field: _ENCODERS[type(message)](message)})
+            )
+        return self._frame_type(messages=encoded)
+
+    def decode(self, frame: Any) -> list[tuple[int, Any]]:
+        """The (session, message) pairs of a frame; raises ProtocolError."""
+        decoded = []
+        for item in frame.messages:
+            field = item.WhichOneof("body")
+            if field is None:
+                raise ProtocolError(f"session {item.session}: message without a known body")
+            try:
+                message = _DECODERS[self._fields[field]](getattr(item, field))
+                self._check(message)
+            except ValueError as error:
+                raise ProtocolError(f"session {item.session}, {field}: {error}") from error
+            decoded.append((item.session, message))
+        return decoded
+
+    def _check(self, message: Any) -> None:
+        match message:
+            case m.Propose(tree=tree) | m.Proposal(tree=tree):
+                tree.check(self.vocab_size, self.max_tree_nodes)
+            case m.OpenTarget(tokens=tokens) | m.OpenDraft(tokens=tokens):
+                _check_tokens(tokens, self.vocab_size)
+            case m.Commit(tokens=tokens) | m.Committed(tokens=tokens):
+                _check_tokens(tokens, self.vocab_size)
+            case _:
+                pass
+
+
+def to_target_codec(vocab_size: int = ANY_VOCABULARY, max_tree_nodes: int = 0) -> Codec:
+    """Coordinator to target."""
+    fields = {"open": m.OpenTarget, "propose": m.Propose, "patience": m.Patience, "close": m.Close}
+    return Codec(
+        pb.ToTarget,
+        pb.ToTargetMessage,
+        fields,
+        vocab_size,
+        max_tree_nodes or limits.MAX_TREE_NODES,
+    )
+
+
+def from_target_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
+    """Target to coordinator."""
+    fields = {"committed": m.Committed, "finished": m.Finished, "failed": m.Failed}
+    return Codec(pb.FromTarget, pb.FromTargetMessage, fields, vocab_size)
+
+
+def to_draft_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
+    """Coordinator to draft worker."""
+    fields = {"open": m.OpenDraft, "commit": m.Commit, "close": m.Close}
+    return Codec(pb.ToDraft, pb.ToDraftMessage, fields, vocab_size)
+
+
+def from_draft_codec(vocab_size: int = ANY_VOCABULARY, max_tree_nodes: int = 0) -> Codec:
+    """Draft worker to coordinator."""
+    fields = {"proposal": m.Proposal, "failed": m.Failed}
+    return Codec(
+        pb.FromDraft,
+        pb.FromDraftMessage,
+        fields,
+        vocab_size,
+        max_tree_nodes or limits.MAX_TREE_NODES,
+    )
+
+
+def encode_info(info: m.WorkerInfo) -> pb.WorkerInfo:
+    """The worker's side of the handshake."""
+    return pb.WorkerInfo(
+        protocol_version=limits.PROTOCOL_VERSION,
+        worker_id=info.worker_id,
+        process_id=info.process_id,
+        host=info.host,
+        model_id=info.model_id,
+        weights_fingerprint=info.weights_fingerprint,
+        vocabulary_fingerprint=info.vocabulary_fingerprint,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        max_sessions=info.max_sessions,
+        max_tree_nodes=info.max_tree_nodes,
+        dtype=info.dtype,
+        row_invariant=info.row_invariant,
+        drafters=[
+            pb.DrafterInfo(name=d.name, kind=d.kind, needs_features=d.needs_features)
+            for d in info.drafters
+        ],
+    )
+
+
+def decode_info(info: pb.WorkerInfo) -> m.WorkerInfo:
+    """Raises FailedPrecondition if the worker speaks another version of the protocol."""
+    check_version(info.protocol_version)
+    return m.WorkerInfo(
+        worker_id=info.worker_id,
+        process_id=info.process_id,
+        host=info.host,
+        max_sessions=info.max_sessions,
+        max_tree_nodes=info.max_tree_nodes,
+        model_id=info.model_id,
+        weights_fingerprint=info.weights_fingerprint,
+        vocabulary_fingerprint=info.vocabulary_fingerprint,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        dtype=info.dtype,
+        row_invariant=info.row_invariant,
+        drafters=tuple(m.DrafterInfo(d.name, d.kind, d.needs_features) for d in info.drafters),
+    )
+
+
+def check_version(version: int) -> None:
+    """Raise FailedPrecondition unless the peer speaks our version of the protocol."""
+    if version != limits.PROTOCOL_VERSION:
+        raise FailedPrecondition(
+            f"peer speaks protocol version {version}, this process {limits.PROTOCOL_VERSION}; "
+            "run the same release of Slipstream on both"
+        )
+
+
+def _check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    if len(tokens) > limits.MAX_SEQUENCE_TOKENS:
+        raise ValueError(f"{len(tokens)} tokens; at most {limits.MAX_SEQUENCE_TOKENS}")
+    largest = max(tokens, default=0)
+    if largest >= vocab_size:
+        raise ValueError(f"token id {largest}; ids are below {vocab_size}")
+
+
+def _encode_tree(tree: TokenTree) -> pb.Tree:
+    return pb.Tree(tokens=tree.tokens, parents=tree.parents, scores=tree.scores)
+
+
+def _decode_tree(tree: pb.Tree) -> TokenTree:
+    return TokenTree(tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores))
+
+
+def _encode_sampling(sampling: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed & (2**64 - 1),
+        choice=sampling.choice,
+    )
+
+
+def _decode_sampling(sampling: pb.Sampling) -> SamplingParams:
+    seed = sampling.seed
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seed - 2**64 if seed >= 2**63 else seed,
+        choice=sampling.choice,
+    )
+
+
+def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
+    return pb.OpenTarget(
+        lease_id=message.lease_id,
+        tokens=message.tokens,
+        prompt_len=message.prompt_len,
+        sampling=_encode_sampling(message.sampling),
+        stopping=pb.Stopping(
+            max_tokens=message.stopping.max_tokens,
+            strings=message.stopping.strings,
+            token_ids=sorted(message.stopping.token_ids),
+        ),
+        logprobs=message.logprobs,
+        held_back=message.held_back,
+        epoch=message.epoch,
+        key_id=message.key_id,
+        patience_ms=message.patience_ms,
+    )
+
+
+def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
+    if not 1 <= message.prompt_len <= len(message.tokens):
+        raise ValueError(f"prompt_len {message.prompt_len} of {len(message.tokens)} tokens")
+    if message.logprobs > limits.MAX_TOP_LOGPROBS:
+        raise ValueError(f"logprobs {message.logprobs}; at most {limits.MAX_TOP_LOGPROBS}")
+    return m.OpenTarget(
+        lease_id=message.lease_id,
+        tokens=tuple(message.tokens),
+        prompt_len=message.prompt_len,
+        sampling=_decode_sampling(message.sampling),
+        stopping=StopRules(
+            max_tokens=message.stopping.max_tokens,
+            strings=tuple(message.stopping.strings),
+            token_ids=frozenset(message.stopping.token_ids),
+        ),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        held_back=message.held_back,
+        epoch=message.epoch,
+        key_id=message.key_id,
+        patience_ms=_finite(message.patience_ms),
+    )
+
+
+def _encode_committed(message: m.Committed) -> pb.Committed:
+    return pb.Committed(
+        base_len=message.base_len,
+        tokens=message.tokens,
+        accepted=message.accepted,
+        drafted=message.drafted,
+        tested=message.tested,
+        logprobs=[
+            pb.TokenLogprobs(
+                logprob=entry.logprob,
+                top_ids=[token for token, _ in entry.top],
+                top_logprobs=[logprob for _, logprob in entry.top],
+            )
+            for entry in message.logprobs
+        ],
+        text=message.text,
+        held_back=message.held_back,
+        timings=pb.TargetTimings(
+            wait_ns=message.timings.wait_ns,
+            step_ns=message.timings.step_ns,
+            step_rows=message.timings.step_rows,
+        ),
+    )
+
+
+def _decode_committed(message: pb.Committed) -> m.Committed:
+    return m.Committed(
+        base_len=message.base_len,
+        tokens=tuple(message.tokens),
+        accepted=message.accepted,
+        drafted=message.drafted,
+        tested=message.tested,
+        text=message.text,
+        held_back=message.held_back,
+        logprobs=tuple(
+            m.TokenLogprobs(
+                entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True))
+            )
+            for entry in message.logprobs
+        ),
+        timings=m.TargetTimings(
+            message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
+        ),
+    )
+
+
+def _encode_finished(message: m.Finished) -> pb.Finished:
+    return pb.Finished(
+        reason=pb.Finished.Reason.Value(message.reason.upper()),
+        stop_string=message.stop_string,
+        stop_token=message.stop_token,
+    )
+
+
+def _decode_finished(message: pb.Finished) -> m.Finished:
+    if message.reason == pb.Finished.REASON_UNSPECIFIED:
+        raise ValueError("finished without a reason")
+    return m.Finished(
+        pb.Finished.Reason.Name(message.reason).lower(),
+        message.stop_string,
+        message.stop_token if message.HasField("stop_token") else None,
+    )
+
+
+def _encode_open_draft(message: m.OpenDraft) -> pb.OpenDraft:
+    return pb.OpenDraft(
+        lease_id=message.lease_id,
+        tokens=message.tokens,
+        sampling=_encode_sampling(message.sampling),
+        drafters=message.drafters,
+        max_nodes=message.max_nodes,
+        chain=message.chain,
+        max_len=message.max_len,
+    )
+
+
+def _decode_open_draft(message: pb.OpenDraft) -> m.OpenDraft:
+    return m.OpenDraft(
+        lease_id=message.lease_id,
+        tokens=tuple(message.tokens),
+        sampling=_decode_sampling(message.sampling),
+        drafters=tuple(message.drafters),
+        max_nodes=min(message.max_nodes, limits.MAX_TREE_NODES),
+        chain=message.chain,
+        max_len=message.max_len,
+    )
+
+
+def _encode_proposal(message: m.Proposal) -> pb.Proposal:
+    return pb.Proposal(
+        base_len=message.base_len,
+        tree=_encode_tree(message.tree),
+        drafter=message.drafter,
+        hit=message.hit,
+        timings=pb.DraftTimings(wait_ns=message.wait_ns, draft_ns=message.draft_ns),
+    )
+
+
+def _decode_proposal(message: pb.Proposal) -> m.Proposal:
+    return m.Proposal(
+        base_len=message.base_len,
+        tree=_decode_tree(message.tree),
+        drafter=message.drafter,
+        hit=message.hit,
+        wait_ns=message.timings.wait_ns,
+        draft_ns=message.timings.draft_ns,
+    )
+
+
+def _finite(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{value} is not a finite, non-negative number")
+    return value
+
+
+_ENCODERS: Final[dict[type, Encoder]] = {
+    m.OpenTarget: _encode_open_target,
+    m.Propose: lambda x: pb.Propose(base_len=x.base_len, tree=_encode_tree(x.tree)),
+    m.Patience: lambda x: pb.Patience(milliseconds=x.milliseconds),
+    m.Close: lambda x: pb.Close(),
+    m.Committed: _encode_committed,
+    m.Finished: _encode_finished,
+    m.Failed: lambda x: pb.Failed(code=x.code, message=x.message),
+    m.OpenDraft: _encode_open_draft,
+    m.Commit: lambda x: pb.Commit(base_len=x.base_len, tokens=x.tokens),
+    m.Proposal: _encode_proposal,
+}
+
+_DECODERS: Final[dict[type, Decoder]] = {
+    m.OpenTarget: _decode_open_target,
+    m.Propose: lambda x: m.Propose(x.base_len, _decode_tree(x.tree)),
+    m.Patience: lambda x: m.Patience(_finite(x.milliseconds)),
+    m.Close: lambda x: m.Close(),
+    m.Committed: _decode_committed,
+    m.Finished: _decode_finished,
+    m.Failed: lambda x: m.Failed(x.code, x.message),
+    m.OpenDraft: _decode_open_draft,
+    m.Commit: lambda x: m.Commit(x.base_len, tuple(x.tokens)),
+    m.Proposal: _decode_proposal,
+}

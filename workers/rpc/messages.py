@@ -1,0 +1,167 @@
+"""Our side of the messages in protos/speculation.proto; the fields are explained there."""
+
+from dataclasses import dataclass
+
+from workers.request import SamplingParams, StopRules
+from workers.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """One drafter of a draft worker."""
+
+    name: str
+    kind: str
+    needs_features: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """How a worker introduces itself."""
+
+    worker_id: str
+    process_id: int
+    host: str
+    max_sessions: int
+    max_tree_nodes: int
+    model_id: str = ""
+    weights_fingerprint: str = ""
+    vocabulary_fingerprint: str = ""
+    vocab_size: int = 0
+    max_model_len: int = 0
+    dtype: str = ""
+    row_invariant: bool = False
+    drafters: tuple[DrafterInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTarget:
+    """Starts a session on a target."""
+
+    lease_id: str
+    tokens: tuple[int, ...]
+    prompt_len: int
+    sampling: SamplingParams
+    stopping: StopRules
+    logprobs: int | None = None
+    held_back: str = ""
+    epoch: int = 0
+    key_id: str = ""
+    patience_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A tree for the target to verify."""
+
+    base_len: int
+    tree: TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the target may wait for the next proposal."""
+
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Ends a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTimings:
+    """Where the time of a step went."""
+
+    wait_ns: int = 0
+    step_ns: int = 0
+    step_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens that became part of the answer."""
+
+    base_len: int
+    tokens: tuple[int, ...]
+    accepted: int
+    drafted: int
+    tested: int
+    text: str
+    held_back: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    timings: TargetTimings = TargetTimings()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete; `reason` is "stop" or "length"."""
+
+    reason: str
+    stop_string: str = ""
+    stop_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session ended with an error; `code` is the name of a gRPC status code."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """Starts a session on a draft worker."""
+
+    lease_id: str
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    drafters: tuple[str, ...]
+    max_nodes: int
+    chain: bool
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tells a drafter what became part of the answer."""
+
+    base_len: int
+    tokens: tuple[int, ...]
+
+    def followed_by(self, later: "Commit") -> "Commit":
+        """Both in one message; the later one must start where this one ends."""
+        if later.base_len != self.base_len + len(self.tokens):
+            raise ValueError(
+                f"commit at {later.base_len} does not follow {len(self.tokens)} tokens "
+                f"at {self.base_len}"
+            )
+        return Commit(self.base_len, self.tokens + later.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A tree that a drafter proposes."""
+
+    base_len: int
+    tree: TokenTree
+    drafter: str
+    hit: bool = False
+    wait_ns: int = 0
+    draft_ns: int = 0
+
+
+ToTargetMessage = OpenTarget | Propose | Patience | Close
+FromTargetMessage = Committed | Finished | Failed
+ToDraftMessage = OpenDraft | Commit | Close
+FromDraftMessage = Proposal | Failed

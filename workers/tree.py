@@ -1,0 +1,142 @@
+"""The token tree: the one format of a proposal, from every drafter to every verifier.
+
+A tree hangs under the last committed token (the *anchor*). Parents come before their children, a
+chain has the parents -1, 0, 1, …. The score of a node is the estimated probability that the whole
+path down to it is accepted, so it never rises along a path.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ANCHOR: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Drafted tokens under the anchor; the three tuples are parallel, one entry a node."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int], scores: Iterable[float]) -> "TokenTree":
+        """A tree without branches."""
+        tokens = tuple(tokens)
+        return cls(tokens, tuple(range(-1, len(tokens) - 1)), tuple(scores))
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that holds `token`, or None."""
+        for index in range(node + 1, len(self.tokens)):
+            if self.parents[index] == node and self.tokens[index] == token:
+                return index
+        return None
+
+    def has_children(self, node: int) -> bool:
+        """Whether anything hangs under `node`."""
+        return node in self.parents[node + 1 :]
+
+    def depths(self) -> list[int]:
+        """Depth of each node; the children of the anchor have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ANCHOR else depths[parent] + 1)
+        return depths
+
+    def depth(self) -> int:
+        """Depth of the deepest node; 0 for an empty tree."""
+        return max(self.depths(), default=0)
+
+    def cut(self, max_nodes: int, max_depth: int) -> "TokenTree":
+        """The best part of the tree: at most `max_nodes` nodes by score, none below `max_depth`.
+
+        Of equal scores the earlier node stays, so a parent never goes before its child.
+        """
+        depths = self.depths()
+        allowed = [node for node in range(len(self)) if depths[node] <= max_depth]
+        if len(allowed) == len(self) <= max_nodes:
+            return self
+        allowed.sort(key=lambda node: (-self.scores[node], node))
+        return self._select(sorted(allowed[: max(0, max_nodes)]))
+
+    def rebase(self, tokens: Sequence[int]) -> "TokenTree | None":
+        """The part that still fits after `tokens` were committed, or None if they left the tree.
+
+        Scores are divided by the score of the new root: it is known to be accepted.
+        """
+        root = ANCHOR
+        for token in tokens:
+            child = self.child(root, token)
+            if child is None:
+                return None
+            root = child
+        if root == ANCHOR:
+            return self
+        inside = {root}
+        kept = []
+        for node in range(root + 1, len(self)):
+            if self.parents[node] in inside:
+                inside.add(node)
+                kept.append(node)
+        return self._select(kept, root)
+
+    def merge(self, other: "TokenTree") -> "TokenTree":
+        """Both trees in one; a path that both contain appears once, with the better score."""
+        tokens, parents, scores = list(self.tokens), list(self.parents), list(self.scores)
+        node_of = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
+        }
+        moved: list[int] = []
+        for token, parent, score in zip(other.tokens, other.parents, other.scores, strict=True):
+            key = (ANCHOR if parent == ANCHOR else moved[parent], token)
+            node = node_of.get(key)
+            if node is None:
+                node = node_of[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+                scores.append(score)
+            else:
+                scores[node] = max(scores[node], score)
+            moved.append(node)
+        return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
+
+    def check(self, vocab_size: int, max_nodes: int) -> None:
+        """Raise ValueError unless the tree is well-formed and within the limits.
+
+        Every tree from another process passes here before anything is done with it.
+        """
+        if not len(self.tokens) == len(self.parents) == len(self.scores):
+            raise ValueError(
+                f"tree has {len(self.tokens)} tokens, {len(self.parents)} parents and "
+                f"{len(self.scores)} scores; they must be equally many"
+            )
+        if len(self) > max_nodes:
+            raise ValueError(f"tree has {len(self)} nodes; at most {max_nodes} are allowed")
+        seen: set[tuple[int, int]] = set()
+        for node, (token, parent, score) in enumerate(
+            zip(self.tokens, self.parents, self.scores, strict=True)
+        ):
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"node {node} has token {token}; ids are below {vocab_size}")
+            if not ANCHOR <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}; parents come before children")
+            if not 0.0 <= score <= 1.0:
+                raise ValueError(f"node {node} has score {score}; scores are probabilities")
+            if (parent, token) in seen:
+                raise ValueError(f"node {node} repeats token {token} under parent {parent}")
+            seen.add((parent, token))
+
+    def _select(self, nodes: Sequence[int], root: int = ANCHOR) -> "TokenTree":
+        """The given nodes, ascending and closed upwards, under `root` as the new anchor."""
+        scale = 1.0 if root == ANCHOR else self.scores[root]
+        index = {root: ANCHOR} | {node: i for i, node in enumerate(nodes)}
+        return TokenTree(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(index[self.parents[node]] for node in nodes),
+            tuple(min(1.0, self.scores[node] / scale) if scale > 0 else 0.0 for node in nodes),
+        )

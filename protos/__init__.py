@@ -1,0 +1,1 @@
+"""The protocols; `make proto` regenerates the modules."""

@@ -60,8 +60,7 @@ class StopRules:
                 )
         if len(self.token_ids) > limits.MAX_STOP_TOKEN_IDS:
             raise ValueError(
-                f"stop_token_ids has {len(self.token_ids)} ids; "
-                f"at most {limits.MAX_STOP_TOKEN_IDS}"
+                f"stop_token_ids has {len(self.token_ids)} ids; at most {limits.MAX_STOP_TOKEN_IDS}"
             )
 
 

@@ -8,7 +8,7 @@ operations for every device.
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 from transformers import AttentionInterface
@@ -79,7 +79,7 @@ def slipstream_attention(
         raise ValueError("the model made a mask of its own; this engine masks by position")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attention_step.attend(
-        int(module.layer_idx), query, key, value, scale, sliding_window or 0, softcap or 0.0
+        cast(int, module.layer_idx), query, key, value, scale, sliding_window or 0, softcap or 0.0
     )
     return out, None
 

@@ -82,7 +82,9 @@ def _in_package(reference: str) -> Path:
     path = (folder / file).resolve()
     if not path.is_relative_to(folder.resolve()) or not path.exists():
         held = sorted(entry.name for entry in folder.glob("*.gguf"))
-        raise CheckpointError(f"{reference}: the package holds {', '.join(held) or 'no .gguf file'}")
+        raise CheckpointError(
+            f"{reference}: the package holds {', '.join(held) or 'no .gguf file'}"
+        )
     return path
 
 

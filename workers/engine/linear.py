@@ -28,7 +28,8 @@ class PackedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         flat = rows.reshape(-1, self.in_features)
         out = torch.ops.mkldnn._linear_pointwise(flat, self._weight, self._bias, "none", [], "")
-        return out.view(*rows.shape[:-1], self.out_features)
+        shaped: torch.Tensor = out.view(*rows.shape[:-1], self.out_features)
+        return shaped
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

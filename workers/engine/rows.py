@@ -76,9 +76,7 @@ class RowBatch:
     def positions(self) -> list[int]:
         """Positions of all rows, counted from the start of their own sequence."""
         return [
-            sequence.kv.length + depth
-            for sequence in self.sequences
-            for depth in sequence.depths()
+            sequence.kv.length + depth for sequence in self.sequences for depth in sequence.depths()
         ]
 
     def wanted(self) -> list[int]:

@@ -296,7 +296,7 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
 
 def _encode_finished(message: m.Finished) -> pb.Finished:
     return pb.Finished(
-        reason=pb.Finished.Reason.Value(message.reason.upper()),
+        reason=message.reason.upper(),
         stop_string=message.stop_string,
         stop_token=message.stop_token,
     )

@@ -379,5 +379,3 @@ async def serve_stream(
     finally:
         reader.cancel()
         sessions.disconnect(Unavailable(f"the connection of {peer} ended"))
-
-

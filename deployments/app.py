@@ -1,0 +1,125 @@
+"""The application graph: Coordinator → Target, Coordinator → Draft.
+
+`build` is what `deployments.yaml` names. Models run in the workers' own processes; their classes are
+imported there, so this module and the coordinator need no torch.
+"""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
+
+from deployments import grpc as grpc_door
+from deployments.config import AppConfig, CoordinatorThresholds
+from deployments.coordinator import Coordinator as Core
+from deployments.lease import WorkerPool
+from deployments.openai.routes import make_app
+from protos import inference_pb2 as pb
+from workers.rpc.connection import DRAFT, TARGET
+
+logger = logging.getLogger(__name__)
+
+
+def _core() -> Core:
+    """The coordinator of the replica that handles the current request."""
+    return serve.get_replica_context().servable_object.core  # type: ignore[no-any-return]
+
+
+http_app = make_app(_core)
+
+
+@serve.ingress(http_app)
+class Coordinator:
+    """HTTP and gRPC ingress; runs the rounds of the answers that come in here."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: dict[str, Any], target: DeploymentHandle, draft: DeploymentHandle | None
+    ) -> None:
+        peer_id = serve.get_replica_context().replica_id.unique_id
+        targets = WorkerPool(TARGET, target, peer_id)
+        drafts = None if draft is None else WorkerPool(DRAFT, draft, peer_id)
+        self.core = Core(AppConfig.model_validate(config), targets, drafts)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take new thresholds."""
+        self.core.thresholds = CoordinatorThresholds.model_validate(user_config)
+
+    async def Generate(
+        self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """See inference.proto."""
+        async with contextlib.aclosing(
+            grpc_door.generate(self.core, request, grpc_context)
+        ) as responses:
+            async for response in responses:
+                yield response
+
+    async def Info(
+        self, request: pb.InfoRequest, grpc_context: RayServegRPCContext
+    ) -> pb.InfoResponse:
+        """See inference.proto."""
+        return await grpc_door.info(self.core, request, grpc_context)
+
+
+class Target:
+    """One target worker."""
+
+    async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]
+        from workers.target.config import TargetConfig
+        from workers.target.server import TargetWorker
+
+        self._worker = TargetWorker(TargetConfig(**config))
+        await self._worker.start()
+
+    async def lease(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield (address, lease id) once, then hold the lease until it ends."""
+        async with contextlib.aclosing(self._worker.leases.hold()) as leases:
+            async for lease_id in leases:
+                yield self._worker.address, lease_id
+
+    def check_health(self) -> None:
+        """Raise if the worker cannot work any more."""
+        self._worker.check_health()
+
+    async def __del__(self) -> None:
+        await self._worker.stop()
+
+
+class Draft:
+    """One draft worker."""
+
+    async def __init__(self, config: list[dict[str, Any]]) -> None:  # type: ignore[misc]
+        from workers.draft.config import DraftConfig, DrafterConfig
+        from workers.draft.server import DraftWorker
+
+        self._worker = DraftWorker(DraftConfig(tuple(DrafterConfig(**draft) for draft in config)))
+        await self._worker.start()
+
+    async def lease(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield (address, lease id) once, then hold the lease until it ends."""
+        async with contextlib.aclosing(self._worker.leases.hold()) as leases:
+            async for lease_id in leases:
+                yield self._worker.address, lease_id
+
+    def check_health(self) -> None:
+        """Raise if the worker cannot work any more."""
+        self._worker.check_health()
+
+    async def __del__(self) -> None:
+        await self._worker.stop()
+
+
+def build(args: AppConfig) -> serve.Application:
+    """The application of one config; options of a deployment can be overridden in the YAML file."""
+    target_args = {**args.target.model_dump(), "model_id": args.model_id}
+    target = serve.deployment(Target).bind(target_args)
+    draft = (
+        serve.deployment(Draft).bind([draft.model_dump() for draft in args.drafts])
+        if args.drafts
+        else None
+    )
+    return serve.deployment(Coordinator).bind(args.model_dump(), target, draft)

@@ -1,0 +1,76 @@
+"""What `deployments.yaml` says under `applications[].args` and `deployments[].user_config`."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from workers import limits
+
+
+class Strict(BaseModel):
+    """Unknown keys are an error: a misspelt option must not be ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetArgs(Strict):
+    """The model that answers. Names and meanings are vLLM's where it has them."""
+
+    model: str = Field(
+        description="package://module/file.gguf, a local path, or a hub id such as org/name",
+        min_length=1,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    max_model_len: int = Field(0, ge=0, description="0 takes the model's own")
+    max_num_seqs: int = Field(16, ge=1, description="answers that run at once on one replica")
+    max_num_batched_tokens: int = Field(256, ge=16, description="rows of one step at most")
+    max_draft_tokens: int = Field(
+        8, ge=0, le=limits.MAX_TREE_NODES, description="drafted rows of one answer in one step"
+    )
+    gpu_memory_utilization: float = Field(
+        0.5, gt=0, le=1, description="fraction of the free memory that the KV cache may take"
+    )
+    num_threads: int = Field(
+        0,
+        ge=0,
+        description="torch's threads on CPU; 0 leaves the default, which Ray sets to num_cpus",
+    )
+
+
+class DraftArgs(Strict):
+    """One drafter of the draft pool."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what requests call it")
+    kind: Literal["lookup"]
+
+
+class AppConfig(Strict):
+    """One served model and its drafters.
+
+    Ray puts a hash of these into every deployment's version: a change restarts them. What may change
+    while they run belongs to `user_config`.
+    """
+
+    model_id: str = Field(min_length=1, description="the name that clients use")
+    target: TargetArgs
+    drafts: tuple[DraftArgs, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "AppConfig":
+        names = [draft.name for draft in self.drafts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"drafts: names must differ, got {', '.join(names)}")
+        if "auto" in names:
+            raise ValueError('drafts: the name "auto" is taken: it leaves the choice to the server')
+        return self
+
+
+class CoordinatorThresholds(Strict):
+    """`user_config` of the Coordinator: changed without a restart."""
+
+    request_limit_s: float = Field(600.0, gt=0, description="seconds until an answer is given up")
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, description="size of an HTTP body at most")
+    max_patience_ms: float = Field(
+        50.0, ge=0, description="how long a target may ever wait for one proposal"
+    )

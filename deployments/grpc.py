@@ -1,0 +1,178 @@
+"""The gRPC front door: `slipstream.v1.Inference` in terms of the coordinator."""
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.coordinator import Coordinator, Options, SpeculationOptions, sampling_params
+from deployments.round import Piece
+from deployments.stats import RequestStats
+from protos import inference_pb2 as pb
+from workers import limits
+from workers.rpc import messages as m
+from workers.rpc.errors import InvalidRequest, PermissionDenied, ServiceError
+
+_REASONS: Final = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+_ROLES: Final = ("system", "user", "assistant")
+_LOOPBACK: Final = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+
+
+async def generate(
+    coordinator: Coordinator, request: pb.GenerateRequest, context: RayServegRPCContext
+) -> AsyncGenerator[pb.GenerateResponse]:
+    """Inference.Generate."""
+    request_id = f"gen-{secrets.token_hex(12)}"
+    try:
+        _check_peer(context)
+        coordinator.check_model(request.model)
+        prompt = await _prompt(coordinator, request)
+        generation = coordinator.generation(coordinator.request(prompt, _options(request)))
+        tokens = 0
+        async for piece in generation.pieces():
+            tokens += len(piece.tokens)
+            response = _response(request_id, piece)
+            if piece.finished is not None:
+                response.finish_reason = _REASONS[piece.finished.reason]
+                response.usage.prompt_tokens = len(prompt)
+                response.usage.completion_tokens = tokens
+                if request.speculation.stats:
+                    response.speculation.CopyFrom(_stats(generation.stats))
+            yield response
+    except ServiceError as error:
+        raise _with_status(context, error) from error
+
+
+async def info(
+    coordinator: Coordinator, request: pb.InfoRequest, context: RayServegRPCContext
+) -> pb.InfoResponse:
+    """Inference.Info."""
+    try:
+        _check_peer(context)
+        model = coordinator.model.info
+        workers = await coordinator.workers()
+    except ServiceError as error:
+        raise _with_status(context, error) from error
+    here = pb.Process(
+        role="coordinator",
+        process_id=os.getpid(),
+        host=socket.gethostname(),
+        worker_id=coordinator.worker_id,
+    )
+    return pb.InfoResponse(
+        model=coordinator.config.model_id,
+        max_model_len=model.max_model_len,
+        dtype=model.dtype,
+        drafters=coordinator.drafter_names,
+        processes=[
+            here,
+            *(
+                pb.Process(
+                    role=role,
+                    process_id=worker.process_id,
+                    host=worker.host,
+                    worker_id=worker.worker_id,
+                )
+                for role, worker in workers
+            ),
+        ],
+    )
+
+
+def _check_peer(context: RayServegRPCContext) -> None:
+    """Serve's gRPC proxy listens on every interface and knows no credentials: only this host may call."""
+    if not context.peer().startswith(_LOOPBACK):
+        raise PermissionDenied(
+            "the gRPC port answers this host only: use HTTP behind a proxy that authenticates"
+        )
+
+
+def _with_status(context: RayServegRPCContext, error: ServiceError) -> Exception:
+    """The error to raise after its code and details were set on the call."""
+    context.set_code(error.code)
+    context.set_details(str(error))
+    return error
+
+
+async def _prompt(coordinator: Coordinator, request: pb.GenerateRequest) -> list[int]:
+    tokenizer = coordinator.model.tokenizer
+    match request.WhichOneof("prompt"):
+        case "text":
+            return await tokenizer.encode(request.text)
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case "conversation":
+            messages = [
+                {"role": message.role, "content": message.content}
+                for message in request.conversation.messages
+            ]
+            if not messages or any(message["role"] not in _ROLES for message in messages):
+                raise InvalidRequest(
+                    f"conversation needs messages with the roles {', '.join(_ROLES)}",
+                    "conversation",
+                )
+            return await tokenizer.encode_chat(messages)
+        case _:
+            raise InvalidRequest("set one of text, token_ids and conversation", "prompt")
+
+
+def _options(request: pb.GenerateRequest) -> Options:
+    sampling, stopping, speculation = request.sampling, request.stopping, request.speculation
+    if request.HasField("logprobs") and request.logprobs > limits.MAX_TOP_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs must be from 0 to {limits.MAX_TOP_LOGPROBS}, not {request.logprobs}",
+            "logprobs",
+        )
+    return Options(
+        sampling=sampling_params(
+            sampling.temperature if sampling.HasField("temperature") else None,
+            sampling.top_k if sampling.HasField("top_k") else None,
+            sampling.top_p if sampling.HasField("top_p") else None,
+            sampling.min_p if sampling.HasField("min_p") else None,
+            sampling.seed if sampling.HasField("seed") else None,
+        ),
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        stop=tuple(stopping.stop),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+        speculation=SpeculationOptions(
+            enabled=speculation.enabled if speculation.HasField("enabled") else True,
+            drafters=tuple(speculation.drafters),
+            max_draft_tokens=speculation.max_draft_tokens
+            if speculation.HasField("max_draft_tokens")
+            else None,
+            tree=speculation.tree if speculation.HasField("tree") else True,
+        ),
+        timeout_s=request.timeout_ms / 1000 or None,
+    )
+
+
+def _response(request_id: str, piece: Piece) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        id=request_id,
+        text=piece.text,
+        token_ids=piece.tokens,
+        logprobs=[_logprobs(entry) for entry in piece.logprobs],
+    )
+
+
+def _logprobs(entry: m.TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=entry.logprob,
+        top=[pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top],
+    )
+
+
+def _stats(stats: RequestStats) -> pb.SpeculationStats:
+    return pb.SpeculationStats(
+        drafter=stats.drafter,
+        rounds=stats.rounds,
+        draft_tokens=stats.draft_tokens,
+        accepted_tokens=stats.accepted_tokens,
+        mean_accepted_length=stats.mean_accepted_length,
+        acceptance_by_depth=stats.acceptance_by_depth,
+        hit_rate=stats.hit_rate,
+    )

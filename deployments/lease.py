@@ -1,0 +1,99 @@
+"""Pools of workers: a lease from Ray Serve, and a connection to the worker that gave it."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from workers.rpc.connection import Connection, WorkerKind
+from workers.rpc.errors import NoCapacity, ServiceError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+ATTEMPT_SECONDS = 1.0
+PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to one session on the worker at the other end of `connection`."""
+
+    lease_id: str
+    connection: Connection
+
+
+class WorkerPool:
+    """The workers behind one Serve deployment.
+
+    Serve chooses the worker and counts the session; the data goes over one connection per worker.
+    """
+
+    def __init__(self, kind: WorkerKind, handle: DeploymentHandle, peer_id: str) -> None:
+        self._kind = kind
+        self._handle = handle.options(method_name="lease", stream=True, _by_reference=False)
+        self._peer_id = peer_id
+        self._connections: dict[str, asyncio.Task[Connection]] = {}
+
+    def connections(self) -> list[Connection]:
+        """The live connections."""
+        return [
+            task.result()
+            for task in self._connections.values()
+            if task.done() and not _is_dead(task)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def lease(self, deadline: float | None = None) -> AsyncIterator[Lease]:
+        """Hold a lease for the length of the block.
+
+        Waits for a free worker until `deadline` on time.monotonic's clock, for ever if None. Raises
+        NoCapacity if the pool's queue is full or the deadline passes while all workers are busy,
+        Unavailable if it passes while none answers.
+        """
+        while True:
+            calls = self._handle.remote()
+            try:
+                try:
+                    async with asyncio.timeout(ATTEMPT_SECONDS):
+                        address, lease_id = await anext(calls)
+                    connection = await self._connection(address)
+                except BackPressureError as error:
+                    raise NoCapacity(
+                        f"the {self._kind.name} pool's queue is full; try again later"
+                    ) from error
+                except (TimeoutError, DeploymentUnavailableError, RayError, ServiceError) as error:
+                    if deadline is not None and time.monotonic() + PAUSE_SECONDS > deadline:
+                        if isinstance(error, TimeoutError):
+                            raise NoCapacity(
+                                f"no {self._kind.name} worker became free in time; try again later"
+                            ) from error
+                        raise Unavailable(
+                            f"no {self._kind.name} worker answers: {error}"
+                        ) from error
+                else:
+                    yield Lease(lease_id, connection)
+                    return
+            finally:
+                calls.cancel()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _connection(self, address: str) -> Connection:
+        """The connection to a worker; made once, by whoever needs it first."""
+        self._connections = {a: t for a, t in self._connections.items() if not _is_dead(t)}
+        if address not in self._connections:
+            self._connections[address] = asyncio.create_task(
+                Connection.connect(self._kind, address, self._peer_id)
+            )
+        return await asyncio.shield(self._connections[address])
+
+
+def _is_dead(task: asyncio.Task[Connection]) -> bool:
+    return task.done() and (
+        task.cancelled() or task.exception() is not None or not task.result().alive
+    )

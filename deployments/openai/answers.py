@@ -1,0 +1,169 @@
+"""Answers in OpenAI's shapes: whole ones and streams of chunks, for both kinds of request."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.openai.logprobs import chat_logprobs, completion_logprobs
+from deployments.round import Piece
+from deployments.stats import RequestStats
+from deployments.tokenizer import PromptTokenizer
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer as far as it has come."""
+
+    prompt: Sequence[int]
+    tokens: list[int] = field(default_factory=list)
+    text_length: int = 0
+    stats: RequestStats = field(default_factory=RequestStats)
+
+
+class AnswerFormat(ABC):
+    """How an endpoint writes answers. `id`, `created` and `model` are the same in all its chunks."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def __init__(
+        self, model: str, tokenizer: PromptTokenizer, logprobs: bool, token_ids: bool
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._token_ids = token_ids
+        self._head = {
+            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def request_id(self) -> str:
+        """Identifies the request in logs."""
+        return str(self._head["id"])
+
+    @abstractmethod
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        """What a choice's stream begins with, if anything."""
+
+    @abstractmethod
+    def content(self, text: str) -> dict[str, Any]:
+        """The part of a whole choice that holds its text."""
+
+    @abstractmethod
+    def delta(self, text: str) -> dict[str, Any]:
+        """The part of a chunk's choice that holds its text."""
+
+    @abstractmethod
+    def logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
+        """The `logprobs` of a choice or chunk whose text starts at a character offset."""
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """One chunk of a stream."""
+        return {**self._head, "object": self.chunk_object, "choices": choices, **more}
+
+    def piece_chunk(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """The chunk of one piece of an answer."""
+        return self.chunk([self._choice(index, choice, piece, self.delta(piece.text))])
+
+    def whole(self, choices: Sequence[Choice], pieces: Sequence[Piece]) -> dict[str, Any]:
+        """A whole answer; `pieces` are the choices' merged pieces."""
+        return {
+            **self._head,
+            "object": self.object,
+            "choices": [
+                self._choice(index, choice, piece, self.content(piece.text))
+                for index, (choice, piece) in enumerate(zip(choices, pieces, strict=True))
+            ],
+            "usage": usage(choices),
+        }
+
+    def _choice(
+        self, index: int, choice: Choice, piece: Piece, content: dict[str, Any]
+    ) -> dict[str, Any]:
+        finished = piece.finished
+        made = {
+            "index": index,
+            **content,
+            "logprobs": self.logprobs(piece, choice.text_length) if self._logprobs else None,
+            "finish_reason": None if finished is None else finished.reason,
+        }
+        if finished is not None:
+            made["stop_reason"] = finished.stop_string or finished.stop_token
+        if self._token_ids:
+            made["token_ids"] = piece.tokens
+            made["prompt_token_ids"] = list(choice.prompt)
+        return made
+
+
+class ChatFormat(AnswerFormat):
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        delta = {"role": "assistant", "content": ""}
+        return self.chunk([{"index": index, "delta": delta, "finish_reason": None}])
+
+    def content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
+        return chat_logprobs(self.tokenizer, piece.tokens, piece.logprobs)
+
+
+class CompletionFormat(AnswerFormat):
+    """/v1/completions."""
+
+    id_prefix = "cmpl"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
+        return completion_logprobs(self.tokenizer, piece.tokens, piece.logprobs, offset)
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens of a request, all its choices together."""
+    prompt = sum(len(choice.prompt) for choice in choices)
+    completion = sum(len(choice.tokens) for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def speculation(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Speculation statistics of a request; counts of several choices are added."""
+    total = RequestStats()
+    for choice in choices:
+        total.add(choice.stats)
+    return {
+        "drafter": total.drafter,
+        "rounds": total.rounds,
+        "draft_tokens": total.draft_tokens,
+        "accepted_tokens": total.accepted_tokens,
+        "mean_accepted_length": total.mean_accepted_length,
+        "acceptance_by_depth": total.acceptance_by_depth,
+        "hit_rate": total.hit_rate,
+    }

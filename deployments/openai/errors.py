@@ -1,0 +1,59 @@
+"""Errors in OpenAI's shape."""
+
+from typing import Any
+
+import grpc
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from workers.rpc.errors import HTTP_STATUS, NoCapacity, ServiceError, Unavailable
+
+RETRY_AFTER_SECONDS = 1
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body that OpenAI's clients read."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def service_error_body(error: ServiceError) -> dict[str, Any]:
+    """The body for one of our own errors."""
+    code = "model_not_found" if error.code is grpc.StatusCode.NOT_FOUND else None
+    param = getattr(error, "param", None)
+    return error_body(HTTP_STATUS[error.code], str(error), param, code)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application in OpenAI's shape."""
+
+    @app.exception_handler(ServiceError)
+    async def service_error(request: Request, error: ServiceError) -> JSONResponse:
+        busy = isinstance(error, NoCapacity | Unavailable)
+        return JSONResponse(
+            service_error_body(error),
+            HTTP_STATUS[error.code],
+            headers={"Retry-After": str(RETRY_AFTER_SECONDS)} if busy else None,
+        )
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        message = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "json_invalid":
+            message, place = f"the body is not JSON: {first['ctx']['error']}", ""
+        elif first["type"] == "extra_forbidden":
+            message = f"unknown parameter {place}"
+        elif place:
+            message = f"{place}: {message}"
+        return JSONResponse(error_body(400, message, place or None), 400)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        return JSONResponse(error_body(error.status_code, message), error.status_code)

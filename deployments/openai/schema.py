@@ -1,0 +1,184 @@
+"""Bodies of requests. What is not supported is refused by name; neutral values are accepted."""
+
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from workers import limits
+
+Tokens = Annotated[list[int], Field(min_length=1)]
+
+# Parameters of OpenAI's and vLLM's APIs that do nothing yet, with the values that ask for nothing.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "reasoning_effort": ("none",),
+    "web_search_options": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (),
+    "prompt_logprobs": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "safety_identifier": (),
+    "prompt_cache_key": (),
+    "verbosity": ("medium",),
+}
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = Field(False, description="end with a chunk that holds the usage")
+
+
+class SpeculationBody(BaseModel):
+    """Per-request control of speculation. None of it changes the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = True
+    drafter: str | Annotated[list[str], Field(min_length=1)] = Field(
+        "auto", description='a drafter\'s name, several, or "auto"'
+    )
+    max_draft_tokens: int | None = Field(
+        None, ge=0, le=limits.MAX_TREE_NODES, description="drafted tokens per round; 0 is off"
+    )
+    tree: bool = Field(True, description="false drafts chains only")
+    verification: Literal["coupled"] = "coupled"
+    mode: Literal["sequential"] = "sequential"
+    stats: bool = Field(False, description="add a `speculation` object to the answer")
+
+
+class GenerationBody(BaseModel):
+    """What both kinds of request share."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=limits.MAX_TOP_K, description="-1 and 0 keep all")
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=limits.MIN_SEED, le=limits.MAX_SEED)
+    max_tokens: int | None = Field(None, ge=1)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationBody = SpeculationBody()
+    return_token_ids: bool | None = Field(None, description="add prompt and answer as token ids")
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        kept = {}
+        for name, value in body.items():
+            if name in cls.model_fields or name not in _NEUTRAL:
+                kept[name] = value
+            elif value is not None and value not in _NEUTRAL[name]:
+                accepted = ", ".join(["null", *(repr(v) for v in _NEUTRAL[name])])
+                raise ValueError(f"{name} is not supported; only {accepted} can be given")
+        if kept.get("speculation") is None:
+            kept.pop("speculation", None)
+        return kept
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def rendered(self) -> dict[str, str]:
+        """The message as chat templates expect it."""
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, str):
+            return {"role": role, "content": self.content}
+        return {"role": role, "content": "".join(part.text for part in self.content)}
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=limits.MAX_TOP_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=limits.MAX_TOP_LOGPROBS)
+
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt of the request."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(part, int) for part in self.prompt):
+            return [cast(list[int], self.prompt)]
+        return list(cast(list[str] | list[list[int]], self.prompt))

@@ -1,0 +1,248 @@
+"""One answer, from its prompt to its last token: propose → verify → commit → emit.
+
+The target leads: it commits a round whenever it can, with a proposal or without. Each message from one
+peer is passed on at once from where it arrives, so no await on one peer stands between two others:
+
+    a proposal arrives from a drafter   →  it goes to the target             (propose)
+    the target verifies and commits     →  the drafter hears what is new     (commit)
+                                        →  the client gets it                (emit)
+
+Losing every drafter changes nothing but the speed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from deployments.lease import WorkerPool
+from deployments.patience import Patience
+from deployments.stats import RequestStats
+from workers.request import SamplingParams, StopRules
+from workers.rpc import messages as m
+from workers.rpc.connection import Channel
+from workers.rpc.errors import DeadlineExceeded, ServiceError, from_code
+
+logger = logging.getLogger(__name__)
+
+DRAFT_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Per-request control of speculation; none of it changes the answer.
+
+    `drafters` are names; an empty tuple turns drafting off, as `max_draft_tokens` 0 does.
+    """
+
+    drafters: tuple[str, ...] = ()
+    max_draft_tokens: int = 0
+    tree: bool = True
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is drafted."""
+        return bool(self.drafters) and self.max_draft_tokens > 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer that is asked for."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stopping: StopRules
+    logprobs: int | None
+    speculation: Speculation
+    deadline: float
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new since the last piece; the last one has `finished`."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[m.TokenLogprobs] = field(default_factory=list)
+    finished: m.Finished | None = None
+
+
+class Generation:
+    """Makes one answer. `pieces` may be iterated once; `stats` count as it goes."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        targets: WorkerPool,
+        drafts: WorkerPool | None,
+        max_patience_ms: float,
+    ) -> None:
+        self.request = request
+        self.stats = RequestStats()
+        self._targets = targets
+        self._drafts = drafts
+        self._patience = Patience(max_patience_ms)
+        self._tokens = list(request.prompt)
+        self._target: Channel
+        self._draft: Channel | None = None
+        self._draft_lost = asyncio.Event()
+        self._piece = Piece()
+        self._error: ServiceError | None = None
+        self._news = asyncio.Event()
+
+    async def pieces(self) -> AsyncGenerator[Piece]:
+        """The answer as it grows; rounds are merged while the previous piece is not taken yet.
+
+        Raises a ServiceError if the answer cannot be made. Whatever ends the iteration, nothing is left
+        running on the workers.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(self._targets.lease(self.request.deadline))
+            self._target = lease.connection.open(
+                self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
+            )
+            stack.callback(self._target.close)
+            if self._drafts is not None and self.request.speculation.enabled:
+                drafting = asyncio.create_task(self._keep_drafting(self._drafts))
+                stack.callback(drafting.cancel)
+            while True:
+                await self._wait_for_news()
+                piece, self._piece = self._piece, Piece()
+                # What was committed before an error still belongs to the client.
+                if piece.tokens or piece.finished is not None:
+                    yield piece
+                if piece.finished is not None:
+                    return
+                if self._error is not None:
+                    raise self._error
+
+    def proposed(self, proposal: m.Proposal) -> None:
+        """Propose: a drafter's tree goes to the target, unless the answer has outgrown it."""
+        self._patience.proposed()
+        self.stats.proposed(proposal)
+        missed = len(self._tokens) - proposal.base_len
+        if missed == 0 or proposal.tree.depth() > missed:
+            self._target.send(m.Propose(proposal.base_len, proposal.tree))
+
+    def committed(self, committed: m.Committed) -> None:
+        """Commit: what the target verified goes to the drafter. Emit: and to the client."""
+        first = len(self._tokens) == len(self.request.prompt)
+        self._tokens += committed.tokens
+        if self._draft is not None:
+            self._draft.send(m.Commit(committed.base_len, committed.tokens))
+            self._set_patience(self._patience.committed(committed))
+        if not first:
+            self.stats.committed(committed)
+        self._piece.tokens += committed.tokens
+        self._piece.text += committed.text
+        self._piece.logprobs += committed.logprobs
+        self._news.set()
+
+    def finished(self, finished: m.Finished) -> None:
+        """The answer is complete."""
+        self._piece.finished = finished
+        self._news.set()
+
+    def failed(self, error: ServiceError) -> None:
+        """The target cannot go on."""
+        self._error = error
+        self._news.set()
+
+    def draft_lost(self, error: ServiceError) -> None:
+        """The drafter is gone: the target must not wait for it."""
+        logger.info("drafting stops for now: %s", error)
+        self._draft_lost.set()
+
+    async def _wait_for_news(self) -> None:
+        try:
+            async with asyncio.timeout(self.request.deadline - time.monotonic()):
+                await self._news.wait()
+        except TimeoutError as error:
+            raise DeadlineExceeded("the request ran longer than it may") from error
+        if self._error is None:
+            self._news.clear()
+
+    async def _keep_drafting(self, drafts: WorkerPool) -> None:
+        """Hold a session on a draft worker; when it is lost, take another after a while."""
+        while True:
+            try:
+                async with drafts.lease() as lease:
+                    self._draft_lost.clear()
+                    self._draft = lease.connection.open(
+                        self._open_draft(lease.lease_id), lambda channel: _DraftSide(self)
+                    )
+                    self.stats.drafter = "+".join(self.request.speculation.drafters)
+                    try:
+                        await self._draft_lost.wait()
+                    finally:
+                        self._draft.close()
+            except ServiceError as error:
+                logger.info("no drafting for now: %s", error)
+            finally:
+                self._draft = None
+            self._set_patience(self._patience.lost())
+            await asyncio.sleep(DRAFT_RETRY_SECONDS)
+
+    def _set_patience(self, milliseconds: float | None) -> None:
+        if milliseconds is not None:
+            self._target.send(m.Patience(milliseconds))
+
+    def _open_target(self, lease_id: str) -> m.OpenTarget:
+        return m.OpenTarget(
+            lease_id=lease_id,
+            tokens=tuple(self._tokens),
+            prompt_len=len(self.request.prompt),
+            sampling=self.request.sampling,
+            stopping=self.request.stopping,
+            logprobs=self.request.logprobs,
+        )
+
+    def _open_draft(self, lease_id: str) -> m.OpenDraft:
+        speculation = self.request.speculation
+        return m.OpenDraft(
+            lease_id=lease_id,
+            tokens=tuple(self._tokens),
+            sampling=self.request.sampling,
+            drafters=speculation.drafters,
+            max_nodes=speculation.max_draft_tokens,
+            chain=not speculation.tree,
+            max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
+        )
+
+
+class _TargetSide:
+    """What the target says."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def receive(self, message: m.FromTargetMessage) -> None:
+        match message:
+            case m.Committed():
+                self._generation.committed(message)
+            case m.Finished():
+                self._generation.finished(message)
+            case m.Failed(code, text):
+                self._generation.failed(from_code(code, text))
+
+    def disconnected(self, error: ServiceError) -> None:
+        self._generation.failed(error)
+
+
+class _DraftSide:
+    """What the drafter says."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def receive(self, message: m.FromDraftMessage) -> None:
+        match message:
+            case m.Proposal():
+                self._generation.proposed(message)
+            case m.Failed(code, text):
+                self._generation.draft_lost(from_code(code, text))
+
+    def disconnected(self, error: ServiceError) -> None:
+        self._generation.draft_lost(error)

@@ -1,0 +1,94 @@
+"""The served model's tokenizer, as its target hands it over: no model file is needed here.
+
+Rendering follows transformers' `apply_chat_template`: a sandboxed Jinja environment with the same
+extensions and helpers, so that templates written for it work.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers import decoders as hf_decoders
+
+from protos import speculation_pb2 as pb
+from workers.rpc.errors import InvalidRequest
+
+
+class PromptTokenizer:
+    """Prompts to ids, and ids to what stands for them in log-probabilities."""
+
+    def __init__(self, files: pb.Tokenizer) -> None:
+        self._tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
+        self._special_tokens = dict(files.special_tokens)
+        self._template = _compile(files.chat_template) if files.chat_template else None
+        self._byte_level = isinstance(self._tokenizer.decoder, hf_decoders.ByteLevel)
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of plain text, with the tokenizer's own special tokens around it."""
+        return await asyncio.to_thread(self._encode, text, True)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation, rendered for the assistant to answer.
+
+        Raises InvalidRequest if the model has no template or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+        try:
+            text = self._template.render(
+                messages=messages, add_generation_prompt=True, **self._special_tokens
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the chat template refuses: {error}", "messages") from error
+        return await asyncio.to_thread(self._encode, text, False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Long texts take a while, and the event loop carries everyone's rounds.
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def text_of(self, token: int) -> str:
+        """The text of one token alone; U+FFFD where it is part of a character."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that one token stands for, also where they are part of a character."""
+        name = self._tokenizer.id_to_token(token)
+        if name is not None:
+            if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+                return bytes.fromhex(name[3:5])
+            if self._byte_level and all(char in _BYTE_OF for char in name):
+                return bytes(_BYTE_OF[char] for char in name)
+        return self.text_of(token).encode()
+
+
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(
+        value, ensure_ascii=False, **options
+    )
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _byte_of() -> dict[str, int]:
+    """The characters with which byte-level BPE writes bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF: Final = _byte_of()

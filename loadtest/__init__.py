@@ -1,0 +1,1 @@
+"""Load and benchmarks, from outside the server."""

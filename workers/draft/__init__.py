@@ -1,0 +1,1 @@
+"""The draft worker: runs ahead of the target with drafters of any kind."""

@@ -1,0 +1,165 @@
+"""The draft worker's server: sessions on streams, drafters behind them."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import grpc.aio
+
+from protos import speculation_pb2 as pb
+from protos import speculation_pb2_grpc as pb_grpc
+from workers import limits
+from workers.draft import drafters
+from workers.draft.config import DraftConfig
+from workers.draft.drafter import Drafter
+from workers.draft.loop import DraftLoop
+from workers.draft.session import DraftSession
+from workers.leases import LeaseTable
+from workers.rpc import codec
+from workers.rpc import messages as m
+from workers.rpc.connection import Channel, Sessions, serve_stream
+from workers.rpc.errors import InvalidRequest, ProtocolError, ServiceError
+from workers.rpc.server import WorkerServer, new_worker_id
+
+logger = logging.getLogger(__name__)
+
+
+class DraftWorker(pb_grpc.DraftWorkerServicer):
+    """Drafters, the loop that runs them, and the server in front.
+
+    `start` listens and returns. Leases are granted by `leases.hold`; a session starts with an Open that
+    carries one.
+    """
+
+    def __init__(self, config: DraftConfig, made: Mapping[str, Drafter] | None = None) -> None:
+        """Make the drafters of the config, or take those given by name."""
+        self._drafters = made or {d.name: drafters.make(d) for d in config.drafters}
+        self._loop = DraftLoop(self._drafters, self._deliver_soon)
+        self._numbers = itertools.count(1)
+        self.leases = LeaseTable()
+        self.info = m.WorkerInfo(
+            worker_id=new_worker_id(),
+            process_id=os.getpid(),
+            host=socket.gethostname(),
+            max_sessions=config.max_sessions,
+            max_tree_nodes=limits.MAX_TREE_NODES,
+            drafters=tuple(m.DrafterInfo(d.name, d.kind) for d in config.drafters),
+        )
+        self._server = WorkerServer(
+            lambda server: pb_grpc.add_DraftWorkerServicer_to_server(self, server)
+        )
+        self._event_loop: asyncio.AbstractEventLoop
+
+    @property
+    def address(self) -> str:
+        """Where the worker listens; empty before `start`."""
+        return self._server.address
+
+    async def start(self) -> None:
+        """Start the loop and listen."""
+        self._event_loop = asyncio.get_running_loop()
+        self._loop.start()
+        await self._server.start()
+        logger.info("draft worker on %s: %s", self.address, ", ".join(self._drafters))
+
+    async def stop(self) -> None:
+        """Stop listening, end all sessions and the loop."""
+        await self._server.stop()
+        self._loop.stop()
+
+    def check_health(self) -> None:
+        """Raise RuntimeError if the loop died."""
+        if not self._loop.alive:
+            raise RuntimeError("the draft worker's loop thread is dead")
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[pb.ToDraft],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[pb.FromDraft]:
+        """See speculation.proto."""
+        sessions = Sessions(codec.from_draft_codec(), codec.to_draft_codec())
+        hello = pb.FromDraft(info=codec.encode_info(self.info))
+        async for frame in serve_stream(request_iterator, context, sessions, hello, self._open):
+            yield frame
+
+    def _open(self, channel: Channel, request: m.OpenDraft) -> "_Receiver":
+        receiver = _Receiver(self, self._loop, channel)
+        try:
+            unknown = [name for name in request.drafters if name not in self._drafters]
+            if unknown or not request.drafters:
+                raise InvalidRequest(
+                    f"drafters {list(request.drafters)}: this worker has "
+                    f"{', '.join(self._drafters)}"
+                )
+            self.leases.claim(request.lease_id, receiver.revoked)
+        except ServiceError as error:
+            channel.send(m.Failed(error.code.name, str(error)))
+            channel.forget()
+            return receiver
+        receiver.session = DraftSession(next(self._numbers), request, channel)
+        self._loop.open(receiver.session)
+        return receiver
+
+    def session_closed(self, session: DraftSession) -> None:
+        """The coordinator's side of a session ended."""
+        self._loop.close(session)
+        self.leases.release(session.request.lease_id)
+
+    def _deliver_soon(self, results: Sequence[tuple[DraftSession, Any]]) -> None:
+        self._event_loop.call_soon_threadsafe(self._deliver, results)
+
+    @staticmethod
+    def _deliver(results: Sequence[tuple[DraftSession, Any]]) -> None:
+        for session, message in results:
+            session.channel.send(message)
+
+
+class _Receiver:
+    """What the coordinator says to one session, on the event loop."""
+
+    def __init__(self, worker: DraftWorker, loop: DraftLoop, channel: Channel) -> None:
+        self._worker = worker
+        self._loop = loop
+        self._channel = channel
+        self._length = 0
+        self.session: DraftSession | None = None
+
+    def receive(self, message: Any) -> None:
+        if self.session is None:
+            return
+        match message:
+            case m.Commit():
+                self._commit(self.session, message)
+            case m.Close():
+                self._channel.forget()
+                self._worker.session_closed(self.session)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} for a session that is open")
+
+    def _commit(self, session: DraftSession, commit: m.Commit) -> None:
+        expected = self._length or len(session.request.tokens)
+        if commit.base_len > expected:
+            raise ProtocolError(
+                f"commit at {commit.base_len} after {expected} tokens: something was lost"
+            )
+        # What is known already came twice.
+        news = commit.tokens[expected - commit.base_len :]
+        if news:
+            self._length = expected + len(news)
+            self._loop.commit(session, m.Commit(expected, news))
+
+    def disconnected(self, error: ServiceError) -> None:
+        if self.session is not None:
+            self._worker.session_closed(self.session)
+
+    def revoked(self) -> None:
+        """The lease's holder let go of it."""
+        self._channel.send(m.Failed("CANCELLED", "the lease was given up"))
+        self._channel.forget()
+        if self.session is not None:
+            self._worker.session_closed(self.session)

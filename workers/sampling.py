@@ -1,0 +1,126 @@
+"""How a token is drawn: the request's processors, and noise that is a pure function.
+
+Legend: V vocabulary, S survivors of the filters.
+
+The target's token after a prefix is `argmax(processed logits + noise(position))`, an exact sample of
+the processed law (the Gumbel-max trick) that nothing drafted can change. The noise of a position is
+computed from the request's seed, so draft and target know the same noise without talking (Daliri et
+al., arXiv 2408.07978).
+"""
+
+import math
+from typing import Final
+
+import torch
+
+from workers.request import SamplingParams
+
+_MASK64: Final = 2**64 - 1
+_MASK32: Final = 0xFFFFFFFF
+PURPOSE_TOKEN: Final = 0
+
+
+def noise_key(seed: int, choice: int, position: int, purpose: int = PURPOSE_TOKEN) -> int:
+    """The 64-bit key of one draw; every input bit affects every bit of it."""
+    key = _avalanche(seed & _MASK64)
+    for value in (choice, position, purpose):
+        key = _avalanche(key ^ _avalanche(value & _MASK64))
+    return key
+
+
+def _avalanche(x: int) -> int:
+    """The output function of SplitMix64 (Steele et al., 2014), on a word moved off zero."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def hash32(key: int, ids: torch.Tensor) -> torch.Tensor:
+    """32-bit hashes of token ids under a key: int64 [S] to int64 [S] in [0, 2^32).
+
+    Integer arithmetic only, so equal on every device.
+    """
+    x = (ids ^ (key & _MASK32)) & _MASK32
+    x = _mix32(x)
+    return _mix32(x ^ (key >> 32))
+
+
+def _mix32(x: torch.Tensor) -> torch.Tensor:
+    """Two rounds of multiply and shift that mix all 32 bits (the lowbias32 constants)."""
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK32
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK32
+    return x ^ (x >> 15)
+
+
+def gumbel_noise(key: int, ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise of token ids: int64 [S] to float32 [S], always finite.
+
+    Written as -log(-log1p(-v)): large noise comes from small v, where float32 is precise.
+    """
+    v = (hash32(key, ids).to(torch.float32) + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-v.clamp(max=1 - 2.0**-24)))
+
+
+def survivors(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the filters leave of one row: float32 [V] to (ids int64 [S], processed logits [S]).
+
+    Order: temperature, top-k, top-p, min-p. Ids ascend. Tokens as likely as the last one kept are kept
+    too, so the result does not depend on how a sort breaks ties.
+    """
+    values = logits / params.temperature
+    threshold = -torch.inf
+    if 0 < params.top_k < len(values):
+        threshold = float(values.topk(params.top_k).values[-1])
+    if params.top_p < 1.0:
+        threshold = max(threshold, _top_p_threshold(values, params.top_p, threshold))
+    if params.min_p > 0.0:
+        threshold = max(threshold, float(values.max()) + math.log(params.min_p))
+    ids = (values >= threshold).nonzero()[:, 0]
+    return ids, values[ids]
+
+
+def _top_p_threshold(values: torch.Tensor, top_p: float, threshold: float) -> float:
+    """The logit of the last token that is needed to reach the mass `top_p`."""
+    kept = values[values >= threshold]
+    total = kept.logsumexp(0)
+    size = 256
+    while True:
+        # Most laws reach their mass within few tokens; the whole vocabulary is sorted only if not.
+        size = min(size, len(kept))
+        best = kept.topk(size).values
+        mass = (best - total).exp().cumsum(0)
+        if size == len(kept) or float(mass[-1]) >= top_p:
+            last = int((mass < top_p).sum())
+            return float(best[min(last, size - 1)])
+        size *= 16
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
+    """The target's token at a position, from its raw logits, float32 [V].
+
+    Raises ValueError if the row holds no finite maximum: the model produced no usable numbers.
+    """
+    if params.greedy:
+        token = int(logits.argmax())
+        best = float(logits[token])
+    else:
+        ids, values = survivors(logits, params)
+        if len(ids) == 0:
+            raise ValueError(f"position {position}: the target's logits are not numbers")
+        noisy = values + gumbel_noise(noise_key(params.seed, params.choice, position), ids)
+        winner = int(noisy.argmax())
+        token, best = int(ids[winner]), float(noisy[winner])
+    if not math.isfinite(best):
+        raise ValueError(f"position {position}: the target's logits are not finite ({best})")
+    return token
+
+
+def top_logprobs(
+    logits: torch.Tensor, token: int, count: int
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log-probability of a token and the `count` likeliest ones, from raw logits, float32 [V]."""
+    logprobs = logits.log_softmax(0)
+    best = logprobs.topk(count)
+    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return float(logprobs[token]), top

@@ -1,0 +1,1 @@
+"""The target worker: verifies drafted tokens with the large model."""

@@ -1,0 +1,142 @@
+"""The target's loop: one thread owns the model and runs step after step.
+
+    plan the rows  →  run the model  →  verify and commit  →  hand the results over
+
+The event loop's side talks to it through `submit`, `close` and the sessions' mailboxes; results go back
+in one call per step.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from workers.engine.model import Model
+from workers.engine.rows import RowBatch
+from workers.rpc import messages as m
+from workers.target.scheduler import Scheduler, Work
+from workers.target.session import TargetSession
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[Sequence[tuple[TargetSession, Any]]], None]
+
+
+class TargetLoop:
+    """Runs sessions to their end. `deliver` is called on the loop's thread after each step."""
+
+    def __init__(self, model: Model, scheduler: Scheduler, deliver: Deliver, threads: int) -> None:
+        self._model = model
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._threads = threads
+        self._condition = threading.Condition()
+        self._opened: list[TargetSession] = []
+        self._closed: list[TargetSession] = []
+        self._awake = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="target-loop", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the running step."""
+        self._notify(stopping=True)
+        self._thread.join()
+
+    def submit(self, session: TargetSession) -> None:
+        """Take a new session."""
+        with self._condition:
+            self._opened.append(session)
+        self._notify()
+
+    def close(self, session: TargetSession) -> None:
+        """Drop a session before the next step; nothing more is delivered for it after that."""
+        with self._condition:
+            self._closed.append(session)
+        self._notify()
+
+    def notice(self) -> None:
+        """A mailbox changed."""
+        self._notify()
+
+    def _notify(self, stopping: bool = False) -> None:
+        with self._condition:
+            self._awake = True
+            self._stopping = self._stopping or stopping
+            self._condition.notify()
+
+    def _run(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        while self._wait():
+            work = self._scheduler.plan()
+            if not work:
+                continue
+            try:
+                results = self._step(work)
+            except Exception as error:
+                # The caches are as before the step; those who were in it get an answer, others go on.
+                logger.exception("a step of %d sessions failed", len(work))
+                failed = m.Failed("INTERNAL", f"the target failed in a step: {error!r}")
+                for item in work:
+                    self._scheduler.remove(item.session)
+                results = [(item.session, failed) for item in work]
+            self._deliver(results)
+
+    def _wait(self) -> bool:
+        """Wait until a step can start; False when the loop is to end."""
+        while True:
+            with self._condition:
+                if self._stopping:
+                    return False
+                opened, self._opened = self._opened, []
+                closed, self._closed = self._closed, []
+                self._awake = False
+            for session in opened:
+                self._scheduler.add(session)
+            for session in closed:
+                self._scheduler.remove(session)
+            start = self._scheduler.next_start()
+            with self._condition:
+                if self._awake:
+                    continue
+                wait = None if start is None else start - time.monotonic()
+                if wait is not None and wait <= 0:
+                    return True
+                self._condition.wait(wait)
+
+    def _step(self, work: Sequence[Work]) -> list[tuple[TargetSession, Any]]:
+        started = time.monotonic()
+        rows = RowBatch([item.rows for item in work])
+        results: list[tuple[TargetSession, Any]] = []
+        logits = self._model.forward(rows)
+        step_ns = int((time.monotonic() - started) * 1e9)
+        first = 0
+        for item in work:
+            session, wanted = item.session, len(item.rows.wanted)
+            waited_ns = int(max(0.0, started - session.ready_since) * 1e9)
+            try:
+                committed = session.advance(logits[first : first + wanted])
+            except ValueError as error:
+                session.finished = m.Failed("INTERNAL", str(error))
+                committed = None
+            first += wanted
+            if committed is not None:
+                timings = m.TargetTimings(waited_ns, step_ns, rows.num_rows)
+                results.append((session, replace(committed, timings=timings)))
+            if session.finished is not None:
+                self._scheduler.remove(session)
+                results.append((session, session.finished))
+        return results

@@ -1,0 +1,106 @@
+"""Which rows the next step runs: continuous batching over the sessions of a target.
+
+A session whose committed tokens are not all in the cache catches up in chunks; one that is decoding
+takes its anchor and what was proposed. Both share a step under one budget of rows. When the cache is
+full, the session that came last gives its slots up and catches up again later; its tokens do not
+change. Drafted rows never cause that: the tree is cut.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from workers.engine.kv_cache import KVPool
+from workers.engine.rows import SequenceRows
+from workers.target.session import TargetSession
+from workers.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The rows of one session in a step."""
+
+    session: TargetSession
+    rows: SequenceRows
+
+
+class Scheduler:
+    """Queues and admits sessions, and plans steps."""
+
+    def __init__(self, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_rows = max_num_batched_tokens
+        self.waiting: deque[TargetSession] = deque()
+        self.running: list[TargetSession] = []
+        self.preemptions = 0
+
+    def add(self, session: TargetSession) -> None:
+        """Queue a new session."""
+        self.waiting.append(session)
+
+    def remove(self, session: TargetSession) -> None:
+        """Forget a session and free its slots."""
+        if session in self.running:
+            self.running.remove(session)
+        elif session in self.waiting:
+            self.waiting.remove(session)
+        session.kv.free()
+
+    def next_start(self) -> float | None:
+        """When the next step can start, on time.monotonic's clock; None if there is nothing to do.
+
+        A step waits until every decoding session has its proposal or has lost its patience, so that
+        they share it.
+        """
+        self._admit()
+        if not self.running:
+            return None
+        return max((s.waits_until() for s in self.running if s.decoding), default=0.0)
+
+    def plan(self) -> list[Work]:
+        """The rows of the next step, at most `max_num_batched_tokens`."""
+        rows_left = self._max_rows
+        work: list[Work] = []
+        # Decoding first: a long prompt must not hold up answers that have begun.
+        for session in sorted(self.running, key=lambda session: not session.decoding):
+            if rows_left == 0 or session not in self.running:
+                continue
+            rows = self._rows(session, rows_left)
+            if rows is not None:
+                work.append(Work(session, rows))
+                rows_left -= len(rows.tokens)
+        # A preemption may have hit a session that was planned before.
+        work = [item for item in work if item.session in self.running]
+        # Sessions that found no room go first next time.
+        planned = {id(item.session) for item in work}
+        self.running.sort(key=lambda session: id(session) in planned)
+        return work
+
+    def _rows(self, session: TargetSession, rows_left: int) -> SequenceRows | None:
+        if not session.decoding:
+            count = min(session.pending, rows_left)
+            return session.prefill_rows(count) if self._make_room(session, count) else None
+        tree = session.take_tree().cut(rows_left - 1, rows_left)
+        if tree and session.kv.reserve(session.kv.length + 1 + len(tree)):
+            return session.decode_rows(tree)
+        return session.decode_rows(TokenTree()) if self._make_room(session, 1) else None
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_num_seqs:
+            session = self.waiting[0]
+            # Room for the first new token as well, or the session would be preempted at once.
+            if self.running and self._pool.free_slots < session.pending + KVPool.GRAIN:
+                return
+            self.running.append(self.waiting.popleft())
+
+    def _make_room(self, session: TargetSession, rows: int) -> bool:
+        """Reserve slots for a session, taking them from those that came after it."""
+        while not session.kv.reserve(session.kv.length + rows):
+            victim = max(self.running, key=lambda other: other.arrival)
+            victim.kv.free()
+            self.preemptions += 1
+            self.running.remove(victim)
+            self.waiting.appendleft(victim)
+            if victim is session:
+                return False
+        return True

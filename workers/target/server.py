@@ -1,0 +1,251 @@
+"""The target worker's server: sessions on streams, one model behind them."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from protos import speculation_pb2 as pb
+from protos import speculation_pb2_grpc as pb_grpc
+from workers.engine import checkpoint
+from workers.engine.kv_cache import KVPool
+from workers.engine.model import Model
+from workers.leases import LeaseTable
+from workers.rpc import codec
+from workers.rpc import messages as m
+from workers.rpc.connection import Channel, Sessions, serve_stream
+from workers.rpc.errors import InvalidRequest, ProtocolError, ServiceError
+from workers.rpc.server import WorkerServer, new_worker_id
+from workers.target.config import TargetConfig
+from workers.target.loop import TargetLoop
+from workers.target.scheduler import Scheduler
+from workers.target.session import TargetSession
+
+logger = logging.getLogger(__name__)
+
+
+class TargetWorker(pb_grpc.TargetWorkerServicer):
+    """A model, the loop that runs it, and the server in front.
+
+    `start` listens and returns; everything but the model's thread runs on the calling event loop.
+    Leases are granted by `leases.hold`; a session starts with an Open that carries one.
+    """
+
+    def __init__(self, config: TargetConfig) -> None:
+        """Load the model: slow, and CheckpointError or ValueError if it cannot be served."""
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        folder = checkpoint.resolve(config.model)
+        self._model = Model.load(folder, config.dtype, config.device)
+        info = self._model.info
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._eos_token_ids = info.eos_token_ids | {self._tokenizer.eos_token_id} - {None}
+        self._max_model_len = config.max_model_len or info.max_model_len
+        if self._max_model_len > info.max_model_len:
+            raise ValueError(
+                f"max_model_len {self._max_model_len} is more than the model's {info.max_model_len}"
+            )
+        self._pool = self._model.pool(_num_slots(self._model, config, self._max_model_len))
+        self._scheduler = Scheduler(self._pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._loop = TargetLoop(
+            self._model, self._scheduler, self._deliver_soon, config.num_threads
+        )
+        self._tokenizer_files = _tokenizer_files(folder, self._tokenizer)
+        self.leases = LeaseTable()
+        self.info = m.WorkerInfo(
+            worker_id=new_worker_id(),
+            process_id=os.getpid(),
+            host=socket.gethostname(),
+            max_sessions=config.max_num_seqs,
+            max_tree_nodes=config.max_draft_tokens,
+            model_id=config.model_id,
+            weights_fingerprint=info.weights_fingerprint,
+            vocabulary_fingerprint=_vocabulary_fingerprint(self._tokenizer_files),
+            vocab_size=info.vocab_size,
+            max_model_len=self._max_model_len,
+            dtype=info.dtype,
+        )
+        self._server = WorkerServer(
+            lambda server: pb_grpc.add_TargetWorkerServicer_to_server(self, server)
+        )
+        self._event_loop: asyncio.AbstractEventLoop
+
+    @property
+    def address(self) -> str:
+        """Where the worker listens; empty before `start`."""
+        return self._server.address
+
+    async def start(self) -> None:
+        """Start the loop and listen."""
+        self._event_loop = asyncio.get_running_loop()
+        self._loop.start()
+        await self._server.start()
+        logger.info(
+            "target %s on %s: %s, %d KV slots, max_model_len %d",
+            self.info.model_id,
+            self.address,
+            self.info.dtype,
+            self._pool.num_slots,
+            self._max_model_len,
+        )
+
+    async def stop(self) -> None:
+        """Stop listening, end all sessions and the loop."""
+        await self._server.stop()
+        self._loop.stop()
+
+    def check_health(self) -> None:
+        """Raise RuntimeError if the loop died."""
+        if not self._loop.alive:
+            raise RuntimeError("the target's loop thread is dead")
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Tokenizer:
+        """See speculation.proto."""
+        return self._tokenizer_files
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[pb.ToTarget],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[pb.FromTarget]:
+        """See speculation.proto."""
+        sessions = Sessions(
+            codec.from_target_codec(),
+            codec.to_target_codec(self.info.vocab_size),
+        )
+        hello = pb.FromTarget(info=codec.encode_info(self.info))
+        async for frame in serve_stream(request_iterator, context, sessions, hello, self._open):
+            yield frame
+
+    def _open(self, channel: Channel, request: m.OpenTarget) -> "_Receiver":
+        receiver = _Receiver(self, channel, request.lease_id)
+        try:
+            if len(request.tokens) >= self._max_model_len:
+                raise InvalidRequest(
+                    f"{len(request.tokens)} tokens leave no room below the model's length of "
+                    f"{self._max_model_len}"
+                )
+            self.leases.claim(request.lease_id, receiver.revoked)
+        except ServiceError as error:
+            channel.send(m.Failed(error.code.name, str(error)))
+            channel.forget()
+            return receiver
+        receiver.session = TargetSession(
+            request,
+            channel,
+            self._pool.sequence(),
+            self._tokenizer.backend_tokenizer,
+            self._eos_token_ids,
+            self._max_model_len,
+            self.info.max_tree_nodes,
+        )
+        self._loop.submit(receiver.session)
+        return receiver
+
+    def session_closed(self, session: TargetSession) -> None:
+        """The coordinator's side of a session ended."""
+        self._loop.close(session)
+        self.leases.release(session.request.lease_id)
+
+    def session_changed(self) -> None:
+        """A proposal or a patience arrived."""
+        self._loop.notice()
+
+    def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
+        self._event_loop.call_soon_threadsafe(self._deliver, results)
+
+    def _deliver(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
+        for session, message in results:
+            session.channel.send(message)
+            if isinstance(message, m.Finished | m.Failed):
+                session.channel.forget()
+                self.leases.release(session.request.lease_id)
+
+
+class _Receiver:
+    """What the coordinator says to one session, on the event loop."""
+
+    def __init__(self, worker: TargetWorker, channel: Channel, lease_id: str) -> None:
+        self._worker = worker
+        self._channel = channel
+        self.session: TargetSession | None = None
+
+    def receive(self, message: Any) -> None:
+        if self.session is None:
+            return
+        match message:
+            case m.Propose():
+                self.session.mailbox = message
+                self._worker.session_changed()
+            case m.Patience(milliseconds):
+                self.session.patience = milliseconds / 1000
+                self._worker.session_changed()
+            case m.Close():
+                self._channel.forget()
+                self._worker.session_closed(self.session)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} for a session that is open")
+
+    def disconnected(self, error: ServiceError) -> None:
+        if self.session is not None:
+            self._worker.session_closed(self.session)
+
+    def revoked(self) -> None:
+        """The lease's holder let go of it."""
+        self._channel.send(m.Failed("CANCELLED", "the lease was given up"))
+        self._channel.forget()
+        if self.session is not None:
+            self._worker.session_closed(self.session)
+
+
+def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
+    """Slots of the KV pool: a fraction of the free memory, and no more than sessions can fill."""
+    if model.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(model.device)
+        budget = config.gpu_memory_utilization * total - (total - free)
+    else:
+        budget = config.gpu_memory_utilization * psutil.virtual_memory().available
+    slot_bytes = model.kv_shape.slot_bytes
+    slots = int(min(budget // slot_bytes, config.max_num_seqs * (max_model_len + KVPool.GRAIN)))
+    if slots < max_model_len:
+        raise ValueError(
+            f"max_model_len {max_model_len} needs {max_model_len * slot_bytes / 2**20:.0f} MiB of KV "
+            f"cache, but gpu_memory_utilization {config.gpu_memory_utilization} leaves "
+            f"{budget / 2**20:.0f} MiB ({max(0, slots)} tokens): lower max_model_len or raise "
+            "gpu_memory_utilization"
+        )
+    return slots
+
+
+def _tokenizer_files(folder: Path, tokenizer: Any) -> pb.Tokenizer:
+    template = tokenizer.chat_template or ""
+    return pb.Tokenizer(
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        chat_template=template if isinstance(template, str) else template.get("default", ""),
+        special_tokens={
+            name: value
+            for name, value in tokenizer.special_tokens_map.items()
+            if isinstance(value, str)
+        },
+    )
+
+
+def _vocabulary_fingerprint(files: pb.Tokenizer) -> str:
+    """A hash over the map from ids to tokens."""
+    vocabulary = Tokenizer.from_str(files.tokenizer_json.decode()).get_vocab()
+    digest = hashlib.sha256()
+    for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
+        digest.update(f"{index} {token}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,178 @@
+"""One answer in the making on a target: its tokens, its cache, what is proposed, its end.
+
+Anchor convention: the last committed token is not in the KV cache yet. A decoding pass feeds it
+together with the N drafted tokens; row i predicts the child of node i - 1, row 0 the child of the
+anchor. Accepting m tokens commits m + 1.
+"""
+
+import itertools
+import time
+
+import torch
+from tokenizers import Tokenizer
+
+from workers import sampling, verification
+from workers.engine.kv_cache import KVSequence
+from workers.engine.rows import SequenceRows
+from workers.rpc import messages as m
+from workers.rpc.connection import Channel
+from workers.text import Detokenizer, StopStrings
+from workers.tree import ANCHOR, TokenTree
+
+_arrivals = itertools.count()
+
+
+class TargetSession:
+    """The state of one answer. Owned by the target's loop thread.
+
+    `mailbox` and `patience` are set from other threads: the newest value wins.
+    """
+
+    def __init__(
+        self,
+        request: m.OpenTarget,
+        channel: Channel,
+        kv: KVSequence,
+        tokenizer: Tokenizer,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        max_tree_nodes: int,
+    ) -> None:
+        self.request = request
+        self.channel = channel
+        self.kv = kv
+        self.tokens = list(request.tokens)
+        self.finished: m.Finished | m.Failed | None = None
+        self.arrival = next(_arrivals)
+        self.patience = request.patience_ms / 1000
+        self.ready_since = time.monotonic()
+        self.mailbox: m.Propose | None = None
+        self._proposed: TokenTree | None = None
+        self._stop_ids = eos_token_ids | request.stopping.token_ids
+        self._max_len = min(max_model_len, request.prompt_len + request.stopping.max_tokens)
+        self._max_tree_nodes = max_tree_nodes
+        self._detokenizer = Detokenizer(tokenizer, self.tokens)
+        self._stops = StopStrings(request.stopping.strings, request.held_back)
+        self._text: list[str] = []
+        self._rows: SequenceRows
+        self._tree = TokenTree()
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens that are not in the cache; 1 while decoding, more before."""
+        return len(self.tokens) - self.kv.length
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all but the last committed token is in the cache and an answer token exists."""
+        return self.pending == 1 and len(self.tokens) > self.request.prompt_len
+
+    def waits_until(self) -> float:
+        """When a decoding session takes its step, on time.monotonic's clock.
+
+        At once if its proposal is there, else when its patience is over.
+        """
+        self._open_mailbox()
+        return 0.0 if self._proposed is not None else self.ready_since + self.patience
+
+    def take_tree(self) -> TokenTree:
+        """The proposal as it fits now; empty if there is none."""
+        self._open_mailbox()
+        tree, self._proposed = self._proposed or TokenTree(), None
+        # The bonus token needs its place too: a path may use all but one of the tokens left.
+        return tree.cut(self._max_tree_nodes, self._max_len - len(self.tokens) - 1)
+
+    def _open_mailbox(self) -> None:
+        """Re-base what arrived on what was committed since; what does not fit any more is dropped."""
+        proposal, self.mailbox = self.mailbox, None
+        if proposal is None:
+            return
+        if self.request.prompt_len <= proposal.base_len <= len(self.tokens):
+            tree = proposal.tree.rebase(self.tokens[proposal.base_len :])
+            # An empty tree answers for its own base only: nothing to wait for there.
+            if tree or proposal.base_len == len(self.tokens):
+                self._proposed = tree
+
+    def decode_rows(self, tree: TokenTree) -> SequenceRows:
+        """The anchor and a tree under it."""
+        self._tree = tree
+        parents = [ANCHOR, *(parent + 1 for parent in tree.parents)]
+        self._rows = SequenceRows(
+            self.kv, [self.tokens[-1], *tree.tokens], range(len(tree) + 1), parents
+        )
+        return self._rows
+
+    def prefill_rows(self, count: int) -> SequenceRows:
+        """The next `count` committed tokens; the last one of all predicts the next token."""
+        self._tree = TokenTree()
+        start = self.kv.length
+        tokens = self.tokens[start : start + count]
+        wanted = [len(tokens) - 1] if start + count == len(self.tokens) else []
+        self._rows = SequenceRows(self.kv, tokens, wanted)
+        return self._rows
+
+    def advance(self, logits: torch.Tensor) -> m.Committed | None:
+        """Take a step's logits [wanted rows, V]: verify, commit, and say what was committed.
+
+        None if the step only filled the cache. Sets `finished` when the answer ends. Raises ValueError
+        if the logits are unusable.
+        """
+        if not self._rows.wanted:
+            self.kv.keep(range(len(self._rows.tokens)))
+            return None
+        base_len = len(self.tokens)
+        logprobs: list[m.TokenLogprobs] = []
+
+        def target_token(node: int) -> int:
+            row = logits[0] if node == ANCHOR else logits[node + 1]
+            token = sampling.draw(row, self.request.sampling, len(self.tokens))
+            if self.request.logprobs is not None:
+                logprobs.append(
+                    m.TokenLogprobs(*sampling.top_logprobs(row, token, self.request.logprobs))
+                )
+            return token
+
+        verdict = verification.walk(self._tree, target_token, self._commit)
+        if self._rows.parents is None:
+            self.kv.keep(range(len(self._rows.tokens)))
+        else:
+            # The last committed token is the next anchor: it has no row yet.
+            known = verdict.accepted[: len(verdict.tokens) - 1]
+            self.kv.keep([0, *(node + 1 for node in known)])
+        if self.finished is not None:
+            self._text.append(self._stops.flush())
+        text = "".join(self._text)
+        self._text.clear()
+        self._proposed = None
+        self.ready_since = time.monotonic()
+        return m.Committed(
+            base_len=base_len,
+            tokens=verdict.tokens,
+            accepted=len(verdict.accepted),
+            drafted=len(self._tree),
+            tested=verdict.tested,
+            text=text,
+            held_back=self._stops.held_back,
+            logprobs=tuple(logprobs),
+        )
+
+    def _commit(self, token: int) -> bool:
+        """Make a token part of the answer; whether the answer goes on."""
+        self.tokens.append(token)
+        if token in self._stop_ids:
+            self.finished = m.Finished("stop", stop_token=token)
+            self._text.append(self._stops.add(self._detokenizer.flush()))
+            return False
+        self._text.append(self._stops.add(self._detokenizer.add(token)))
+        if self._stops.found is not None:
+            self.finished = m.Finished("stop", stop_string=self._stops.found)
+            return False
+        if len(self.tokens) >= self._max_len:
+            self._text.append(self._stops.add(self._detokenizer.flush()))
+            self.finished = (
+                m.Finished("length")
+                if self._stops.found is None
+                else m.Finished("stop", stop_string=self._stops.found)
+            )
+            return False
+        return True

@@ -1,0 +1,98 @@
+"""From token ids to text, token by token, and where a stop string ends it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT: Final = "�"
+_CONTEXT_TOKENS: Final = 6
+# A character has at most four bytes, so after this many undecodable tokens some never become text.
+_MAX_PENDING: Final = 8
+
+
+class Detokenizer:
+    """Text of a growing sequence of tokens.
+
+    `add` returns the text that a token completes: nothing while a character is only partly there. The
+    pieces, with `flush` at the end, add up to the text of all tokens. Special tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        """`context` are the tokens before: what text a token stands for can depend on them."""
+        self._tokenizer = tokenizer
+        self._ids = list(context[-_CONTEXT_TOKENS:])
+        self._read = len(self._ids)
+        self._emitted = len(self._decode())
+
+    def add(self, token: int) -> str:
+        """Text that this token completes."""
+        self._ids.append(token)
+        text = self._decode()
+        if not text.endswith(_REPLACEMENT):
+            return self._advance(text)
+        if len(self._ids) - self._read < _MAX_PENDING:
+            return ""
+        # Not a character in the making any more; only the last one may still be.
+        complete = text[:-1]
+        new, self._emitted = complete[self._emitted :], max(self._emitted, len(complete))
+        return new
+
+    def flush(self) -> str:
+        """What is left at the end; incomplete characters become U+FFFD."""
+        return self._advance(self._decode())
+
+    def _advance(self, text: str) -> str:
+        new = text[self._emitted :]
+        if new:
+            # The last piece that has text stays as context for the next one.
+            del self._ids[: self._read]
+            self._emitted = len(self._decode())
+        self._read = len(self._ids)
+        return new
+
+    def _decode(self) -> str:
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+
+
+@dataclass(slots=True)
+class StopStrings:
+    """Finds the first stop string in growing text.
+
+    `add` returns the text that can be shown: what could still become a stop string is held back.
+    `found` is the stop string that ended the text, if one did.
+    """
+
+    strings: tuple[str, ...]
+    held_back: str = ""
+    found: str | None = field(default=None, init=False)
+
+    def add(self, text: str) -> str:
+        """Append text; returns what can be shown. After a stop string was found, nothing more is."""
+        if self.found is not None:
+            return ""
+        if not self.strings:
+            return text
+        text = self.held_back + text
+        hits = [(at, string) for string in self.strings if (at := text.find(string)) >= 0]
+        if hits:
+            at, self.found = min(hits)
+            self.held_back = ""
+            return text[:at]
+        keep = max(self._overlap(text, string) for string in self.strings)
+        self.held_back = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, once the text cannot grow any more."""
+        text, self.held_back = self.held_back, ""
+        return text
+
+    @staticmethod
+    def _overlap(text: str, string: str) -> int:
+        """Length of the longest end of `text` that begins `string`."""
+        for length in range(min(len(text), len(string) - 1), 0, -1):
+            if string.startswith(text[len(text) - length :]):
+                return length
+        return 0

@@ -8,10 +8,14 @@ its session ends, when its holder lets it go, or when no session claims it in ti
 import asyncio
 import contextlib
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from workers import limits
-from workers.rpc.errors import FailedPrecondition
+from workers.rpc import messages as m
+from workers.rpc.connection import Channel
+from workers.rpc.errors import FailedPrecondition, ServiceError
 
 
 class LeaseTable:
@@ -62,6 +66,59 @@ class LeaseTable:
         lease = self._leases.get(lease_id)
         if lease is not None:
             lease.released.set()
+
+
+class LeasedReceiver(ABC):
+    """The local end of a session that holds a lease, from its Open to whatever ends it.
+
+    Claims the lease when it is made; raises FailedPrecondition if it cannot.
+    """
+
+    def __init__(self, channel: Channel, leases: LeaseTable, lease_id: str) -> None:
+        self._channel = channel
+        self._leases = leases
+        self._lease_id = lease_id
+        self._ended = False
+        leases.claim(lease_id, self._revoked)
+
+    @abstractmethod
+    def handle(self, message: Any) -> None:
+        """A message other than Close arrived; raises ProtocolError if it does not belong here."""
+
+    @abstractmethod
+    def abandoned(self) -> None:
+        """The coordinator's side ended: drop the session."""
+
+    def receive(self, message: Any) -> None:
+        """See Receiver."""
+        if isinstance(message, m.Close):
+            self._abandon()
+        else:
+            self.handle(message)
+
+    def disconnected(self, error: ServiceError) -> None:
+        """See Receiver."""
+        self._abandon()
+
+    def send(self, message: Any) -> None:
+        """Tell the coordinator; a message that ends the session ends the lease too."""
+        self._channel.send(message)
+        if isinstance(message, m.Finished | m.Failed):
+            self._end()
+
+    def _revoked(self) -> None:
+        self._channel.send(m.Failed("CANCELLED", "the lease was given up"))
+        self._abandon()
+
+    def _abandon(self) -> None:
+        if not self._ended:
+            self._end()
+            self.abandoned()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._channel.forget()
+        self._leases.release(self._lease_id)
 
 
 class _Lease:

@@ -22,7 +22,11 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         """`context` are the tokens before: what text a token stands for can depend on them."""
         self._tokenizer = tokenizer
-        self._ids = list(context[-_CONTEXT_TOKENS:])
+        for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MAX_PENDING):
+            self._ids = list(context[-size:])
+            # A window that begins inside a character would spoil the bytes after it.
+            if not self._decode().startswith(_REPLACEMENT):
+                break
         self._read = len(self._ids)
         self._emitted = len(self._decode())
 

@@ -1,9 +1,10 @@
 """The draft worker's loop: one thread owns the drafters and answers every commit with a proposal."""
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workers.draft.drafter import Drafter
@@ -23,9 +24,10 @@ class DraftLoop:
         self._deliver = deliver
         self._condition = threading.Condition()
         self._opened: list[DraftSession] = []
-        self._committed: dict[int, DraftSession] = {}
+        self._committed: list[DraftSession] = []
         self._closed: list[DraftSession] = []
         self._stopping = False
+        self._sessions: set[DraftSession] = set()
         self._thread = threading.Thread(target=self._run, name="draft-loop", daemon=True)
 
     @property
@@ -51,13 +53,13 @@ class DraftLoop:
             self._condition.notify()
 
     def commit(self, session: DraftSession, commit: m.Commit) -> None:
-        """Tokens were committed; joined to what the thread has not taken yet."""
+        """Tokens were committed; they join what the thread has not taken yet."""
         with self._condition:
-            waiting = session.waiting
-            if waiting is None:
-                session.arrived = time.monotonic()
-            session.waiting = commit if waiting is None else waiting.followed_by(commit)
-            self._committed[session.number] = session
+            if session.waiting is None:
+                session.waiting, session.arrived = commit, time.monotonic()
+                self._committed.append(session)
+            else:
+                session.waiting = session.waiting.followed_by(commit)
             self._condition.notify()
 
     def close(self, session: DraftSession) -> None:
@@ -75,48 +77,81 @@ class DraftLoop:
                     return
                 opened, self._opened = self._opened, []
                 closed, self._closed = self._closed, []
-                committed, self._committed = self._committed, {}
-                commits = []
-                for session in committed.values():
-                    if session.waiting is not None:
-                        commits.append((session, session.waiting))
+                commits = [(s, s.waiting) for s in self._committed if s.waiting is not None]
+                for session, _ in commits:
                     session.waiting = None
-            gone = {session.number for session in closed}
-            for session in opened:
+                self._committed.clear()
+            self._take(opened, commits, closed)
+            asked = {*opened, *(session for session, _ in commits)} & self._sessions
+            for name in self._drafters:
+                self._propose(name, [s for s in asked if name in s.request.drafters])
+
+    def _take(
+        self,
+        opened: Sequence[DraftSession],
+        commits: Sequence[tuple[DraftSession, m.Commit]],
+        closed: Sequence[DraftSession],
+    ) -> None:
+        for session in opened:
+            self._sessions.add(session)
+            with self._failing_alone(session):
                 for name in session.request.drafters:
                     self._drafters[name].open(
                         session.number, session.request.tokens, session.request.sampling
                     )
-            for session, commit in commits:
-                session.length += len(commit.tokens)
+        for session, commit in commits:
+            if session not in self._sessions:
+                continue
+            session.drafted_to += len(commit.tokens)
+            with self._failing_alone(session):
                 for name in session.request.drafters:
                     self._drafters[name].observe(session.number, commit.tokens)
-            ready = {s.number: s for s in (*opened, *(s for s, _ in commits))}
-            self._propose([s for s in ready.values() if s.number not in gone])
-            for session in closed:
-                for name in session.request.drafters:
-                    self._drafters[name].close(session.number)
+        for session in closed:
+            self._drop(session)
 
-    def _propose(self, sessions: Sequence[DraftSession]) -> None:
-        for name, drafter in self._drafters.items():
-            asked = [session for session in sessions if name in session.request.drafters]
-            if not asked:
-                continue
-            started = time.monotonic()
-            trees = drafter.propose([session.ask() for session in asked])
-            draft_ns = int((time.monotonic() - started) * 1e9)
-            self._deliver(
-                [
-                    (
-                        session,
-                        m.Proposal(
-                            base_len=session.length,
-                            tree=tree,
-                            drafter=name,
-                            wait_ns=int(max(0.0, started - session.arrived) * 1e9),
-                            draft_ns=draft_ns,
-                        ),
-                    )
-                    for session, tree in zip(asked, trees, strict=True)
-                ]
-            )
+    def _propose(self, name: str, sessions: Sequence[DraftSession]) -> None:
+        if not sessions:
+            return
+        started = time.monotonic()
+        try:
+            trees = self._drafters[name].propose([session.ask() for session in sessions])
+        except Exception as error:
+            logger.exception("drafter %s failed; its sessions decode without it", name)
+            for session in sessions:
+                self._fail(session, error)
+            return
+        draft_ns = int((time.monotonic() - started) * 1e9)
+        self._deliver(
+            [
+                (
+                    session,
+                    m.Proposal(
+                        base_len=session.drafted_to,
+                        tree=tree,
+                        drafter=name,
+                        wait_ns=int(max(0.0, started - session.arrived) * 1e9),
+                        draft_ns=draft_ns,
+                    ),
+                )
+                for session, tree in zip(sessions, trees, strict=True)
+            ]
+        )
+
+    @contextlib.contextmanager
+    def _failing_alone(self, session: DraftSession) -> Iterator[None]:
+        """A drafter that fails costs this session its drafts, and nobody else."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("a drafter failed; session %d decodes without it", session.number)
+            self._fail(session, error)
+
+    def _fail(self, session: DraftSession, error: Exception) -> None:
+        self._drop(session)
+        self._deliver([(session, m.Failed("INTERNAL", f"the drafter failed: {error!r}"))])
+
+    def _drop(self, session: DraftSession) -> None:
+        if session in self._sessions:
+            self._sessions.discard(session)
+            for name in session.request.drafters:
+                self._drafters[name].close(session.number)

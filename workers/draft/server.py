@@ -18,11 +18,11 @@ from workers.draft.config import DraftConfig
 from workers.draft.drafter import Drafter
 from workers.draft.loop import DraftLoop
 from workers.draft.session import DraftSession
-from workers.leases import LeaseTable
+from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
-from workers.rpc.errors import InvalidRequest, ProtocolError, ServiceError
+from workers.rpc.errors import InvalidRequest, ProtocolError
 from workers.rpc.server import WorkerServer, new_worker_id
 
 logger = logging.getLogger(__name__)
@@ -87,79 +87,41 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
         async for frame in serve_stream(request_iterator, context, sessions, hello, self._open):
             yield frame
 
-    def _open(self, channel: Channel, request: m.OpenDraft) -> "_Receiver":
-        receiver = _Receiver(self, self._loop, channel)
-        try:
-            unknown = [name for name in request.drafters if name not in self._drafters]
-            if unknown or not request.drafters:
-                raise InvalidRequest(
-                    f"drafters {list(request.drafters)}: this worker has "
-                    f"{', '.join(self._drafters)}"
-                )
-            self.leases.claim(request.lease_id, receiver.revoked)
-        except ServiceError as error:
-            channel.send(m.Failed(error.code.name, str(error)))
-            channel.forget()
-            return receiver
-        receiver.session = DraftSession(next(self._numbers), request, channel)
+    def _open(self, channel: Channel, request: m.OpenDraft) -> "_DraftReceiver":
+        unknown = [name for name in request.drafters if name not in self._drafters]
+        if unknown or not request.drafters:
+            raise InvalidRequest(
+                f"drafters {list(request.drafters)}: this worker has {', '.join(self._drafters)}"
+            )
+        receiver = _DraftReceiver(channel, self.leases, request.lease_id, self._loop)
+        receiver.session = DraftSession(next(self._numbers), request, receiver.send)
         self._loop.open(receiver.session)
         return receiver
 
-    def session_closed(self, session: DraftSession) -> None:
-        """The coordinator's side of a session ended."""
-        self._loop.close(session)
-        self.leases.release(session.request.lease_id)
-
     def _deliver_soon(self, results: Sequence[tuple[DraftSession, Any]]) -> None:
-        self._event_loop.call_soon_threadsafe(self._deliver, results)
-
-    @staticmethod
-    def _deliver(results: Sequence[tuple[DraftSession, Any]]) -> None:
-        for session, message in results:
-            session.channel.send(message)
+        self._event_loop.call_soon_threadsafe(_deliver, results)
 
 
-class _Receiver:
-    """What the coordinator says to one session, on the event loop."""
+def _deliver(results: Sequence[tuple[DraftSession, Any]]) -> None:
+    for session, message in results:
+        session.send(message)
 
-    def __init__(self, worker: DraftWorker, loop: DraftLoop, channel: Channel) -> None:
-        self._worker = worker
+
+class _DraftReceiver(LeasedReceiver):
+    """What the coordinator says to one session."""
+
+    session: DraftSession
+
+    def __init__(
+        self, channel: Channel, leases: LeaseTable, lease_id: str, loop: DraftLoop
+    ) -> None:
+        super().__init__(channel, leases, lease_id)
         self._loop = loop
-        self._channel = channel
-        self._length = 0
-        self.session: DraftSession | None = None
 
-    def receive(self, message: Any) -> None:
-        if self.session is None:
-            return
-        match message:
-            case m.Commit():
-                self._commit(self.session, message)
-            case m.Close():
-                self._channel.forget()
-                self._worker.session_closed(self.session)
-            case _:
-                raise ProtocolError(f"{type(message).__name__} for a session that is open")
+    def handle(self, message: Any) -> None:
+        if not isinstance(message, m.Commit):
+            raise ProtocolError(f"{type(message).__name__} for a session that is open")
+        self._loop.commit(self.session, self.session.news(message))
 
-    def _commit(self, session: DraftSession, commit: m.Commit) -> None:
-        expected = self._length or len(session.request.tokens)
-        if commit.base_len > expected:
-            raise ProtocolError(
-                f"commit at {commit.base_len} after {expected} tokens: something was lost"
-            )
-        # What is known already came twice.
-        news = commit.tokens[expected - commit.base_len :]
-        if news:
-            self._length = expected + len(news)
-            self._loop.commit(session, m.Commit(expected, news))
-
-    def disconnected(self, error: ServiceError) -> None:
-        if self.session is not None:
-            self._worker.session_closed(self.session)
-
-    def revoked(self) -> None:
-        """The lease's holder let go of it."""
-        self._channel.send(m.Failed("CANCELLED", "the lease was given up"))
-        self._channel.forget()
-        if self.session is not None:
-            self._worker.session_closed(self.session)
+    def abandoned(self) -> None:
+        self._loop.close(self.session)

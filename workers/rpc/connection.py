@@ -154,11 +154,17 @@ class Sessions:
     def add(self, session: int, receiver_of: Callable[[Channel], Receiver]) -> Channel:
         """Register a session; `receiver_of` makes its receiver from its channel.
 
-        It may send already, and forget the channel if it refuses the session.
+        A ServiceError that it raises is told to the peer: the session does not come to be.
         """
         channel = Channel(session, self)
+        # The receiver may send already while it is being made.
         self._receivers[session] = None
-        receiver = receiver_of(channel)
+        try:
+            receiver = receiver_of(channel)
+        except ServiceError as error:
+            channel.send(m.Failed(error.code.name, str(error)))
+            channel.forget()
+            raise
         if session in self._receivers:
             self._receivers[session] = receiver
         return channel
@@ -340,8 +346,9 @@ async def serve_stream(
 ) -> AsyncIterator[Any]:
     """The worker's side of Connect: shake hands, then read and write until either side ends.
 
-    `opened` is called with the channel and the Open message of each new session and returns its
-    receiver. Every session is told when the stream ends, whatever ends it.
+    `opened` is called with the channel and the Open message of each new session; it returns the
+    session's receiver or raises a ServiceError to refuse it. Every session is told when the stream
+    ends, whatever ends it.
     """
     peer = context.peer()
     try:
@@ -358,7 +365,8 @@ async def serve_stream(
     failure: list[ServiceError] = []
 
     def start(session: int, message: Any) -> None:
-        sessions.add(session, lambda channel: opened(channel, message))
+        with contextlib.suppress(ServiceError):
+            sessions.add(session, lambda channel: opened(channel, message))
 
     async def read() -> None:
         try:

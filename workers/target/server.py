@@ -20,11 +20,11 @@ from protos import speculation_pb2_grpc as pb_grpc
 from workers.engine import checkpoint
 from workers.engine.kv_cache import KVPool
 from workers.engine.model import Model
-from workers.leases import LeaseTable
+from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
-from workers.rpc.errors import InvalidRequest, ProtocolError, ServiceError
+from workers.rpc.errors import InvalidRequest, ProtocolError
 from workers.rpc.server import WorkerServer, new_worker_id
 from workers.target.config import TargetConfig
 from workers.target.loop import TargetLoop
@@ -129,22 +129,16 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         async for frame in serve_stream(request_iterator, context, sessions, hello, self._open):
             yield frame
 
-    def _open(self, channel: Channel, request: m.OpenTarget) -> "_Receiver":
-        receiver = _Receiver(self, channel, request.lease_id)
-        try:
-            if len(request.tokens) >= self._max_model_len:
-                raise InvalidRequest(
-                    f"{len(request.tokens)} tokens leave no room below the model's length of "
-                    f"{self._max_model_len}"
-                )
-            self.leases.claim(request.lease_id, receiver.revoked)
-        except ServiceError as error:
-            channel.send(m.Failed(error.code.name, str(error)))
-            channel.forget()
-            return receiver
+    def _open(self, channel: Channel, request: m.OpenTarget) -> "_TargetReceiver":
+        if len(request.tokens) >= self._max_model_len:
+            raise InvalidRequest(
+                f"{len(request.tokens)} tokens leave no room below the model's length of "
+                f"{self._max_model_len}"
+            )
+        receiver = _TargetReceiver(channel, self.leases, request.lease_id, self._loop)
         receiver.session = TargetSession(
             request,
-            channel,
+            receiver.send,
             self._pool.sequence(),
             self._tokenizer.backend_tokenizer,
             self._eos_token_ids,
@@ -154,60 +148,38 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self._loop.submit(receiver.session)
         return receiver
 
-    def session_closed(self, session: TargetSession) -> None:
-        """The coordinator's side of a session ended."""
-        self._loop.close(session)
-        self.leases.release(session.request.lease_id)
-
-    def session_changed(self) -> None:
-        """A proposal or a patience arrived."""
-        self._loop.notice()
-
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
-        self._event_loop.call_soon_threadsafe(self._deliver, results)
-
-    def _deliver(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
-        for session, message in results:
-            session.channel.send(message)
-            if isinstance(message, m.Finished | m.Failed):
-                session.channel.forget()
-                self.leases.release(session.request.lease_id)
+        self._event_loop.call_soon_threadsafe(_deliver, results)
 
 
-class _Receiver:
-    """What the coordinator says to one session, on the event loop."""
+def _deliver(results: Sequence[tuple[TargetSession, Any]]) -> None:
+    for session, message in results:
+        session.send(message)
 
-    def __init__(self, worker: TargetWorker, channel: Channel, lease_id: str) -> None:
-        self._worker = worker
-        self._channel = channel
-        self.session: TargetSession | None = None
 
-    def receive(self, message: Any) -> None:
-        if self.session is None:
-            return
+class _TargetReceiver(LeasedReceiver):
+    """What the coordinator says to one session."""
+
+    session: TargetSession
+
+    def __init__(
+        self, channel: Channel, leases: LeaseTable, lease_id: str, loop: TargetLoop
+    ) -> None:
+        super().__init__(channel, leases, lease_id)
+        self._loop = loop
+
+    def handle(self, message: Any) -> None:
         match message:
             case m.Propose():
                 self.session.mailbox = message
-                self._worker.session_changed()
             case m.Patience(milliseconds):
                 self.session.patience = milliseconds / 1000
-                self._worker.session_changed()
-            case m.Close():
-                self._channel.forget()
-                self._worker.session_closed(self.session)
             case _:
                 raise ProtocolError(f"{type(message).__name__} for a session that is open")
+        self._loop.notice()
 
-    def disconnected(self, error: ServiceError) -> None:
-        if self.session is not None:
-            self._worker.session_closed(self.session)
-
-    def revoked(self) -> None:
-        """The lease's holder let go of it."""
-        self._channel.send(m.Failed("CANCELLED", "the lease was given up"))
-        self._channel.forget()
-        if self.session is not None:
-            self._worker.session_closed(self.session)
+    def abandoned(self) -> None:
+        self._loop.close(self.session)
 
 
 def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:

@@ -7,6 +7,8 @@ anchor. Accepting m tokens commits m + 1.
 
 import itertools
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -15,7 +17,6 @@ from workers import sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
 from workers.rpc import messages as m
-from workers.rpc.connection import Channel
 from workers.text import Detokenizer, StopStrings
 from workers.tree import ANCHOR, TokenTree
 
@@ -25,13 +26,14 @@ _arrivals = itertools.count()
 class TargetSession:
     """The state of one answer. Owned by the target's loop thread.
 
-    `mailbox` and `patience` are set from other threads: the newest value wins.
+    `mailbox` and `patience` are set from other threads: the newest value wins. `send` tells the
+    coordinator, on the event loop.
     """
 
     def __init__(
         self,
         request: m.OpenTarget,
-        channel: Channel,
+        send: Callable[[Any], None],
         kv: KVSequence,
         tokenizer: Tokenizer,
         eos_token_ids: frozenset[int],
@@ -39,7 +41,7 @@ class TargetSession:
         max_tree_nodes: int,
     ) -> None:
         self.request = request
-        self.channel = channel
+        self.send = send
         self.kv = kv
         self.tokens = list(request.tokens)
         self.finished: m.Finished | m.Failed | None = None

@@ -1,0 +1,261 @@
+"""A coordinator's round, a target worker and a draft worker in one process: real gRPC, no Ray."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deployments import round as round_module
+from deployments.lease import Lease
+from deployments.round import Generation, GenerationRequest, Piece, Speculation
+from deployments.stats import RequestStats
+from workers.draft.config import DraftConfig, DrafterConfig
+from workers.draft.drafter import Ask, Drafter
+from workers.draft.server import DraftWorker
+from workers.request import SamplingParams, StopRules
+from workers.rpc import messages as m
+from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
+from workers.target.config import TargetConfig
+from workers.target.server import TargetWorker
+from workers.tree import ANCHOR, TokenTree
+
+
+class LocalPool:
+    """One worker in this process, leased as Ray Serve would lease it."""
+
+    def __init__(self, kind: WorkerKind, worker: TargetWorker | DraftWorker) -> None:
+        self._kind = kind
+        self.worker = worker
+        self._connection: Connection | None = None
+
+    @contextlib.asynccontextmanager
+    async def lease(self, deadline: float | None = None) -> AsyncIterator[Lease]:
+        holder = self.worker.leases.hold()
+        lease_id = await anext(holder)
+        held = asyncio.create_task(_exhaust(holder))
+        try:
+            if self._connection is None or not self._connection.alive:
+                self._connection = await Connection.connect(self._kind, self.worker.address, "test")
+            yield Lease(lease_id, self._connection)
+        finally:
+            held.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await held
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+
+async def _exhaust(holder: AsyncIterator[str]) -> None:
+    async for _ in holder:
+        pass
+
+
+@dataclass
+class Answer:
+    """A whole answer and how it came."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[m.TokenLogprobs] = field(default_factory=list)
+    finished: m.Finished | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def same_as(self, other: "Answer") -> None:
+        """Assert what speculation must not change (oracle K1)."""
+        assert self.tokens == other.tokens
+        assert self.text == other.text
+        assert self.finished == other.finished
+        assert self.logprobs == other.logprobs
+
+    def check_stats(self) -> None:
+        """Assert the equation that every answer's statistics keep."""
+        stats = self.stats
+        cut = 1 + stats.rounds + stats.accepted_tokens - len(self.tokens)
+        assert cut in (0, 1)
+        if cut:
+            assert self.finished is not None
+            assert self.finished.reason == "stop"
+        assert stats.committed_tokens == len(self.tokens) - 1
+        assert stats.accepted_tokens <= stats.draft_tokens
+        assert all(0 <= rate <= 1 for rate in stats.acceptance_by_depth)
+
+
+class PatientPatience:
+    """Always waits for the drafter, so that a test sees what it drafts."""
+
+    def __init__(self, max_ms: float) -> None:
+        self._told = False
+
+    def committed(self, committed: m.Committed) -> float | None:
+        told, self._told = self._told, True
+        return None if told else 10_000.0
+
+    def proposed(self) -> None:
+        pass
+
+    def lost(self) -> float | None:
+        self._told = False
+        return 0.0
+
+
+class ReplayDrafter:
+    """Drafts from known answers, with mistakes of a chosen style.
+
+    "true" proposes what will come, "wrong" what will not, "mixed" true tokens hidden among wrong ones,
+    some left out.
+    """
+
+    def __init__(self, style: str, vocab_size: int) -> None:
+        self.style = style
+        self.answers: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        self.delay_s = 0.0
+        self.fail = False
+        self._vocab_size = vocab_size
+        self._rng = random.Random(0)
+        self._sessions: dict[int, tuple[list[int], int, list[int]]] = {}
+
+    def learn(self, request: GenerationRequest, answer: Answer) -> None:
+        self.answers[request.prompt, request.sampling.seed] = answer.tokens
+
+    def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
+        for (prompt, seed), answer in self.answers.items():
+            if seed == sampling.seed and tuple(tokens[: len(prompt)]) == prompt:
+                self._sessions[session] = (list(tokens), len(prompt), answer)
+                return
+        self._sessions[session] = (list(tokens), len(tokens), [])
+
+    def observe(self, session: int, tokens: Sequence[int]) -> None:
+        self._sessions[session][0].extend(tokens)
+
+    def close(self, session: int) -> None:
+        del self._sessions[session]
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        time.sleep(self.delay_s)
+        if self.fail:
+            raise RuntimeError("told to fail")
+        return [self._tree(ask).cut(ask.max_nodes, ask.max_depth) for ask in asks]
+
+    def _tree(self, ask: Ask) -> TokenTree:
+        known, prompt_len, answer = self._sessions[ask.session]
+        future = answer[len(known) - prompt_len :][:5]
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = ANCHOR
+        for true in future:
+            wrong = [(true + k) % self._vocab_size for k in (1, 2)]
+            level = {"true": [true], "wrong": wrong, "mixed": [*wrong, true]}[self.style]
+            if self.style == "mixed":
+                self._rng.shuffle(level)
+                level = level[: 2 if self._rng.random() < 0.3 else 3]
+            if ask.chain:
+                level = level[:1]
+            nodes = range(len(tokens), len(tokens) + len(level))
+            tokens += level
+            parents += [parent] * len(level)
+            parent = next((n for n in nodes if tokens[n] == true), nodes[0])
+        scores = [0.99**node for node in range(len(tokens))]
+        return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
+
+
+class Harness:
+    """Runs generations against one target and one draft worker."""
+
+    def __init__(self, targets: LocalPool, drafts: LocalPool, drafter: Drafter) -> None:
+        self.targets = targets
+        self.drafts = drafts
+        self.drafter = drafter
+
+    @property
+    def target(self) -> TargetWorker:
+        assert isinstance(self.targets.worker, TargetWorker)
+        return self.targets.worker
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 40,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        logprobs: int | None = None,
+        tree: bool = True,
+        max_draft_tokens: int = 12,
+        timeout_s: float = 60.0,
+        **sampling: float,
+    ) -> GenerationRequest:
+        return GenerationRequest(
+            prompt=tuple(prompt),
+            sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
+            stopping=StopRules(max_tokens, tuple(stop), frozenset(stop_token_ids)),
+            logprobs=logprobs,
+            speculation=Speculation(("test",), max_draft_tokens, tree),
+            deadline=time.monotonic() + timeout_s,
+        )
+
+    async def generate(self, request: GenerationRequest, speculate: bool = True) -> Answer:
+        generation = self.generation(request, speculate)
+        answer = Answer(stats=generation.stats)
+        async for piece in generation.pieces():
+            answer.pieces.append(piece)
+            answer.tokens += piece.tokens
+            answer.text += piece.text
+            answer.logprobs += piece.logprobs
+            answer.finished = piece.finished
+        answer.check_stats()
+        return answer
+
+    def generation(self, request: GenerationRequest, speculate: bool = True) -> Generation:
+        return Generation(
+            request, self.targets, self.drafts if speculate else None, max_patience_ms=1000
+        )
+
+    async def idle(self, within_s: float = 1.0) -> None:
+        """Assert that no session, lease or slot is held on either worker within a time."""
+        deadline = time.monotonic() + within_s
+        while (held := self._held()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        assert not held
+        self.target._pool.check_integrity()
+
+    def _held(self) -> dict[str, int]:
+        scheduler, pool = self.target._scheduler, self.target._pool
+        counts = {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "slots": pool.num_slots - pool.free_slots,
+            "target leases": len(self.targets.worker.leases),
+            "draft leases": len(self.drafts.worker.leases),
+            "draft sessions": len(self.drafts.worker._loop._sessions),
+        }
+        return {name: count for name, count in counts.items() if count}
+
+
+@contextlib.asynccontextmanager
+async def harness(
+    folder: Path, drafter: Drafter, patient: bool = True, **target: object
+) -> AsyncIterator[Harness]:
+    """A target with the model in `folder`, and a draft worker with one drafter, named "test"."""
+    options = {"num_threads": 1, "max_draft_tokens": 16, "gpu_memory_utilization": 0.1, **target}
+    target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **options))  # type: ignore[arg-type]
+    draft_worker = DraftWorker(DraftConfig((DrafterConfig("test", "lookup"),)), {"test": drafter})
+    await target_worker.start()
+    await draft_worker.start()
+    targets, drafts = LocalPool(TARGET, target_worker), LocalPool(DRAFT, draft_worker)
+    original = round_module.Patience
+    if patient:
+        round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
+    try:
+        yield Harness(targets, drafts, drafter)
+    finally:
+        round_module.Patience = original  # type: ignore[misc]
+        await targets.close()
+        await drafts.close()
+        await target_worker.stop()
+        await draft_worker.stop()

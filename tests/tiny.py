@@ -1,0 +1,96 @@
+"""Tiny models and tokenizers: every rule and cache path can be tested without training."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from workers.cache import cache_dir
+
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ':' + message['content'] + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """Every byte is a token, a few pairs are merged, and three special tokens come last."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "a"), ("i", "n"), ("Ã", "©")]
+    vocabulary = [*alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _wrap(tokenizer)
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """In the manner of Llama 2: words begin with ▁, and what has no token is spelt in bytes."""
+    vocabulary = {"<unk>": 0}
+    for token in [
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *"▁abcdefghijklmnopqrstuvwxyz.,!",
+        "▁a",
+        "▁the",
+    ]:
+        vocabulary[token] = len(vocabulary)
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return _wrap(tokenizer)
+
+
+def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (BOS, EOS, PAD)])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+@cache
+def llama(seed: int = 0, max_position_embeddings: int = 512) -> Path:
+    """A random Llama whose greedy answers wander: at least 20 different tokens in 64."""
+    folder = cache_dir("tests") / f"llama-v1-{seed}-{max_position_embeddings}"
+    if (folder / "config.json").exists():
+        return folder
+    tokenizer = byte_level_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=max_position_embeddings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0, 0.25)
+        # No answer ends by itself: the tests that want an end declare one.
+        model.lm_head.weight[tokenizer.eos_token_id] = 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,179 @@
+"""K5: every sampling parameter against the exact law, and noise that is the same everywhere."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from workers import sampling
+from workers.request import SamplingParams
+
+GOLDEN_KEYS = [16294208416658607535, 16862271597737200315, 3869620978057419061]
+GOLDEN_HASHES = [4004178104, 3673605089, 1005266805, 2949224177]
+
+VOCAB = 32
+SAMPLES = 20_000
+SIGNIFICANCE = 1e-4
+
+
+def logits(seed: int = 1) -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def exact_law(row: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """The law as transformers' own processors define it."""
+    processors = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        processors.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        processors.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        processors.append(MinPLogitsWarper(params.min_p))
+    processed = processors(torch.zeros(1, 1, dtype=torch.long), row[None])
+    return processed.softmax(-1)[0].double().numpy()
+
+
+LAWS = {
+    "temperature 1": {},
+    "temperature 0.3": {"temperature": 0.3},
+    "temperature 1.5": {"temperature": 1.5},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.7},
+    "tiny top_p keeps one": {"top_p": 0.01},
+    "min_p": {"min_p": 0.1},
+    "all": {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
+    """The p-value of counts under a law; 0 if something impossible was drawn."""
+    if counts[law == 0].any():
+        return 0.0
+    law = law / law.sum()
+    # Rare tokens share a cell, so that every cell expects enough for the test to hold.
+    rare = law * counts.sum() < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(law[~rare], law[rare].sum()) * counts.sum()
+    keep = expected > 0
+    if keep.sum() < 2:
+        return 1.0
+    return float(stats.chisquare(observed[keep], expected[keep]).pvalue)
+
+
+@pytest.mark.parametrize("parameters", LAWS.values(), ids=LAWS.keys())
+def test_draws_follow_the_exact_law(parameters: dict[str, float]) -> None:
+    row = logits()
+    law = exact_law(row, SamplingParams(**parameters))
+    params = SamplingParams(seed=7, **parameters)
+    drawn = [sampling.draw(row, params, position) for position in range(SAMPLES)]
+    counts = np.bincount(drawn, minlength=VOCAB)
+    assert chi_square(counts, law) > SIGNIFICANCE
+
+
+def test_the_chi_square_can_fail() -> None:
+    row = logits()
+    drawn = [sampling.draw(row, SamplingParams(seed=7), p) for p in range(SAMPLES)]
+    counts = np.bincount(drawn, minlength=VOCAB)
+    wrong = exact_law(row, SamplingParams(temperature=1.05))
+    assert chi_square(counts, wrong) < SIGNIFICANCE
+
+
+def test_draws_of_neighbouring_positions_seeds_and_choices_are_independent() -> None:
+    row = logits() / 2
+    for other in (
+        lambda p: sampling.draw(row, SamplingParams(seed=7), p + 1),
+        lambda p: sampling.draw(row, SamplingParams(seed=8), p),
+        lambda p: sampling.draw(row, SamplingParams(seed=7, choice=1), p),
+    ):
+        pairs = np.zeros((VOCAB, VOCAB))
+        for position in range(SAMPLES):
+            pairs[sampling.draw(row, SamplingParams(seed=7), position), other(position)] += 1
+        law = exact_law(row, SamplingParams())
+        assert chi_square(pairs.ravel(), np.outer(law, law).ravel()) > SIGNIFICANCE
+
+
+def test_noise_is_a_golden_function() -> None:
+    """Integers must never change: a seed given today gives the same answer tomorrow."""
+    assert sampling.noise_key(0, 0, 0) == GOLDEN_KEYS[0]
+    assert sampling.noise_key(42, 1, 7) == GOLDEN_KEYS[1]
+    assert sampling.noise_key(-1, 0, 2**20) == GOLDEN_KEYS[2]
+    ids = torch.tensor([0, 1, 2, 49151])
+    assert sampling.hash32(GOLDEN_KEYS[1], ids).tolist() == GOLDEN_HASHES
+    assert sampling.hash32(2**64 - 1, torch.arange(1000)).unique().numel() == 1000
+
+
+def test_noise_is_gumbel_and_finite_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = sampling.gumbel_noise(sampling.noise_key(3, 0, 0), torch.arange(200_000))
+    assert stats.kstest(noise.numpy()[:20_000], "gumbel_r").pvalue > SIGNIFICANCE
+    ends = torch.tensor([0, 2**32 - 1])
+    monkeypatch.setattr(sampling, "hash32", lambda key, ids: ends)
+    low, high = sampling.gumbel_noise(0, ends).tolist()[::-1]
+    assert math.isfinite(low)
+    assert low < -2.8
+    assert high == pytest.approx(33 * math.log(2), rel=1e-6)
+
+
+def test_filters_keep_ties_so_that_no_sort_decides() -> None:
+    row = torch.tensor([0.0, 3.0, 1.0, 3.0, 1.0])
+    ids, _ = sampling.survivors(row, SamplingParams(top_k=1))
+    assert ids.tolist() == [1, 3]
+    ids, _ = sampling.survivors(row, SamplingParams(top_k=3))
+    assert ids.tolist() == [1, 2, 3, 4]
+    ids, _ = sampling.survivors(row, SamplingParams(top_p=0.2))
+    assert ids.tolist() == [1, 3]
+
+
+def test_top_p_that_needs_most_of_a_large_vocabulary() -> None:
+    row = torch.randn(50_000, generator=torch.Generator().manual_seed(0)) * 0.01
+    for top_p in (0.1, 0.9, 0.999):
+        ids, _ = sampling.survivors(row, SamplingParams(top_p=top_p))
+        assert len(ids) == pytest.approx(50_000 * top_p, rel=0.02)
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    assert sampling.draw(torch.tensor([1.0, 2.0, 2.0]), SamplingParams(temperature=0), 0) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])
+def test_unusable_rows_are_an_error(temperature: float, bad: float) -> None:
+    with pytest.raises(ValueError, match="position 3"):
+        sampling.draw(torch.full((8,), bad), SamplingParams(temperature=temperature), 3)
+
+
+def test_logprobs_are_of_the_raw_law() -> None:
+    row = logits()
+    logprob, top = sampling.top_logprobs(row, 4, 3)
+    reference = row.log_softmax(0)
+    assert logprob == pytest.approx(float(reference[4]))
+    assert [token for token, _ in top] == reference.topk(3).indices.tolist()
+    assert sampling.top_logprobs(row, 4, 0) == (logprob, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", float("nan")),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("seed", 2**63),
+    ],
+)
+def test_values_out_of_range_are_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        SamplingParams(**{name: value})

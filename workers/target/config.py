@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class TargetConfig:
     """One target worker.
 
-    `model` is a reference as in `workers.engine.checkpoint`. `max_model_len` 0 takes the model's own.
+    `model` is a reference as in `workers.checkpoint`. `max_model_len` 0 takes the model's own.
     `num_threads` are torch's; 0 leaves torch's default.
     """
 

@@ -17,8 +17,9 @@ from transformers import AutoTokenizer
 
 from protos import speculation_pb2 as pb
 from protos import speculation_pb2_grpc as pb_grpc
-from workers.engine import checkpoint
+from workers import checkpoint
 from workers.engine.kv_cache import KVPool
+from workers.engine.loading import load_model
 from workers.engine.model import Model
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
@@ -46,7 +47,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         folder = checkpoint.resolve(config.model)
-        self._model = Model.load(folder, config.dtype, config.device)
+        self._model = load_model(folder, config.dtype, config.device)
         info = self._model.info
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._eos_token_ids = info.eos_token_ids | {self._tokenizer.eos_token_id} - {None}
@@ -74,6 +75,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             vocab_size=info.vocab_size,
             max_model_len=self._max_model_len,
             dtype=info.dtype,
+            row_invariant=info.row_invariant,
         )
         self._server = WorkerServer(
             lambda server: pb_grpc.add_TargetWorkerServicer_to_server(self, server)

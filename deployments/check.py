@@ -1,0 +1,171 @@
+"""Explains what is wrong with a config file before anything is started.
+
+    python -m deployments.check deployments.yaml
+
+Ray ignores keys that it does not know, at several levels; here every level is held against Ray's own
+schema, the arguments against ours, and the model references against what is installed. Exits with 1
+and the reasons, or with 0.
+"""
+
+import difflib
+import socket
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config import AppConfig, CoordinatorThresholds
+from workers.checkpoint import CheckpointError, locate
+
+BUILDER: Final = "deployments.app:build"
+SERVICER: Final = "protos.inference_pb2_grpc.add_InferenceServicer_to_server"
+DEPLOYMENTS: Final = ("Coordinator", "Target", "Draft")
+
+
+def check(config: Any) -> list[str]:
+    """Everything that is wrong with the content of a config file, as lines "place: reason"."""
+    if not isinstance(config, dict):
+        return ["the file holds no mapping: it should begin with keys such as applications:"]
+    problems = list(_unknown_keys(config, ServeDeploySchema, ""))
+    problems += _validate(ServeDeploySchema, config, "")
+    if problems:
+        return problems
+    servicers = (config.get("grpc_options") or {}).get("grpc_servicer_functions") or []
+    if SERVICER not in servicers:
+        problems.append(f"grpc_options.grpc_servicer_functions: {SERVICER} is missing")
+    for index, application in enumerate(config["applications"]):
+        problems += _check_application(application, f"applications.{index}")
+    return problems
+
+
+def check_file(path: Path) -> list[str]:
+    """Everything that is wrong with a config file."""
+    try:
+        return check(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    except yaml.YAMLError as error:
+        return [f"is not YAML: {error}"]
+
+
+def busy_ports(config: dict[str, Any]) -> list[str]:
+    """The ports of a config that something listens on already."""
+    host = (config.get("http_options") or {}).get("host", "0.0.0.0")
+    found = []
+    for options, port in (("http_options", 8000), ("grpc_options", 9000)):
+        number = (config.get(options) or {}).get("port", port)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, number))
+            except OSError:
+                found.append(f"{options}.port: {number} is in use")
+    return found
+
+
+def _check_application(application: dict[str, Any], place: str) -> Iterator[str]:
+    if application["import_path"] != BUILDER:
+        yield (
+            f"{place}.import_path: {application['import_path']!r} is none of ours; use {BUILDER!r}"
+        )
+        return
+    problems = _validate(AppConfig, application.get("args") or {}, f"{place}.args")
+    yield from problems
+    if not problems:
+        try:
+            locate(application["args"]["target"]["model"])
+        except CheckpointError as error:
+            yield f"{place}.args.target.model: {error}"
+    for index, deployment in enumerate(application.get("deployments") or []):
+        here = f"{place}.deployments.{index}"
+        name = deployment["name"]
+        if name not in DEPLOYMENTS:
+            yield f"{here}.name: {name!r} is no deployment{_suggest(name, DEPLOYMENTS)}"
+        elif name == "Coordinator":
+            thresholds = deployment.get("user_config") or {}
+            yield from _validate(CoordinatorThresholds, thresholds, f"{here}.user_config")
+        elif deployment.get("user_config"):
+            yield f"{here}.user_config: {name} has no thresholds"
+
+
+def _validate(model: type[BaseModel], data: Any, place: str) -> list[str]:
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        return [
+            f"{_join(place, *detail['loc'])}: {_reason(model, detail)}"
+            for detail in error.errors(include_url=False)
+        ]
+    return []
+
+
+def _reason(model: type[BaseModel], detail: Any) -> str:
+    if detail["type"] == "extra_forbidden":
+        *parents, name = detail["loc"]
+        for part in parents:
+            if isinstance(part, str):
+                model = _models_in(model.model_fields[part].annotation)[0]
+        return f"unknown key{_suggest(str(name), model.model_fields)}"
+    given = detail.get("input")
+    shown = "" if isinstance(given, dict | list) or given is None else f", not {given!r}"
+    return f"{detail['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _unknown_keys(data: Any, model: type[BaseModel], place: str) -> Iterator[str]:
+    """Keys that no level of a pydantic model knows, however deep."""
+    if not isinstance(data, dict):
+        return
+    known = {field.alias or name: field for name, field in model.model_fields.items()}
+    for key, value in data.items():
+        here = _join(place, key)
+        if key not in known:
+            yield f"{here}: unknown key{_suggest(str(key), known)}"
+            continue
+        for inner in _models_in(known[key].annotation)[:1]:
+            items = enumerate(value) if isinstance(value, list) else [(None, value)]
+            for index, item in items:
+                yield from _unknown_keys(item, inner, here if index is None else _join(here, index))
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in _models_in(part)]
+
+
+def _suggest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, [str(key) for key in known], 1)
+    return f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
+
+
+def _join(*parts: Any) -> str:
+    return ".".join(str(part) for part in parts if str(part))
+
+
+def main(arguments: list[str]) -> int:
+    """See the module's docstring."""
+    if len(arguments) != 1:
+        print("usage: python -m deployments.check FILE", file=sys.stderr)
+        return 2
+    path = Path(arguments[0])
+    problems = check_file(path)
+    for problem in problems:
+        print(f"{path}: {problem}", file=sys.stderr)
+    if problems:
+        return 1
+    for warning in busy_ports(yaml.safe_load(path.read_text())):
+        print(
+            f"{path}: {warning}; unless a Ray Serve of yours holds it, choose another",
+            file=sys.stderr,
+        )
+    print(f"{path}: ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""From a model folder to a model that was checked."""
+
+import hashlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from workers.engine import selfcheck
+from workers.engine.model import Model, ModelInfo
+
+logger = logging.getLogger(__name__)
+
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype for a config value; "auto" is the fastest half precision that the device has.
+
+    Raises ValueError for an unknown name.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, not {name!r}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    logger.debug("cpu capability %s, fast bfloat16: %s", capabilities, fast)
+    return torch.bfloat16 if fast else torch.float32
+
+
+def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
+    """Load a model folder in Hugging Face's format, safetensors only, and check it.
+
+    Raises SelfCheckError if the engine would not compute what transformers does.
+    """
+    on = torch.device(device)
+    module: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=resolve_dtype(dtype, on), use_safetensors=True
+    )
+    module = module.to(on).eval().requires_grad_(False)
+    info = _describe(module)
+    tokens = torch.tensor([selfcheck.sample_tokens(info.vocab_size)], device=on)
+    with torch.inference_mode():
+        stock = module(tokens, use_cache=False).logits[0].float()
+    model = Model(module, on, info)
+    model.info = replace(info, row_invariant=selfcheck.check_model(model, stock))
+    logger.info(
+        "loaded %s: %s on %s, attention %s, rows %s",
+        folder.name,
+        info.dtype,
+        on,
+        model.backend.name,
+        "bitwise invariant" if model.info.row_invariant else "equal up to rounding only",
+    )
+    return model
+
+
+def _describe(module: Any) -> ModelInfo:
+    config = module.config.get_text_config()
+    eos: set[int] = set()
+    for source in (module.config, module.generation_config):
+        ids = getattr(source, "eos_token_id", None)
+        eos |= set(ids if isinstance(ids, list) else [ids]) - {None}
+    return ModelInfo(
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_position_embeddings,
+        eos_token_ids=frozenset(eos),
+        weights_fingerprint=_fingerprint(module),
+        dtype=str(module.dtype).removeprefix("torch."),
+    )
+
+
+def _fingerprint(module: torch.nn.Module) -> str:
+    """A hash over names, types and bytes of all weights: equal means the same tokens."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

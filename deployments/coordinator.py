@@ -4,6 +4,7 @@ Both front doors, HTTP and gRPC, come here with the same meaning.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -12,16 +13,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import grpc.aio
+
 from deployments.config import AppConfig, CoordinatorThresholds
 from deployments.lease import WorkerPool
 from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
-from protos import speculation_pb2_grpc as pb_grpc
 from workers import limits
 from workers.request import SamplingParams, StopRules
 from workers.rpc import messages as m
-from workers.rpc.errors import InvalidRequest, NotFound, Unavailable
+from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -143,16 +145,22 @@ class Coordinator:
         """A generation for the request; it starts when its pieces are iterated."""
         return Generation(request, self._targets, self._drafts, self.thresholds.max_patience_ms)
 
-    async def workers(self) -> list[tuple[str, m.WorkerInfo]]:
-        """(role, introduction) of a worker of each pool and of all others that are connected."""
+    async def workers(self) -> list[tuple[m.WorkerInfo, str, pb.WorkerStatus]]:
+        """(introduction, role, status) of the workers that are connected, at least one of each pool."""
         found = []
         for role, pool in (("target", self._targets), ("draft", self._drafts)):
             if pool is None:
                 continue
             if not pool.connections():
-                async with pool.lease(time.monotonic() + LEARN_SECONDS):
-                    pass
-            found += [(role, connection.info) for connection in pool.connections()]
+                with contextlib.suppress(ServiceError):
+                    async with pool.lease(time.monotonic() + LEARN_SECONDS):
+                        pass
+            for connection in pool.connections():
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    status = await connection.stub.GetStatus(
+                        pb.GetStatusRequest(), timeout=LEARN_SECONDS
+                    )
+                    found.append((connection.info, role, status))
         return found
 
     async def _learn(self) -> None:
@@ -161,8 +169,9 @@ class Coordinator:
             try:
                 async with self._targets.lease() as lease:
                     connection = lease.connection
-                    stub = pb_grpc.TargetWorkerStub(connection.channel)
-                    files = await stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=LEARN_SECONDS)
+                    files = await connection.stub.GetTokenizer(
+                        pb.GetTokenizerRequest(), timeout=LEARN_SECONDS
+                    )
                     tokenizer = await asyncio.to_thread(PromptTokenizer, files)
                     self._model = ServedModel(connection.info, tokenizer)
             except Exception:

@@ -75,8 +75,12 @@ async def info(
                     process_id=worker.process_id,
                     host=worker.host,
                     worker_id=worker.worker_id,
+                    running_sessions=status.running_sessions,
+                    waiting_sessions=status.waiting_sessions,
+                    kv_slots=status.kv_slots,
+                    kv_free_slots=status.kv_free_slots,
                 )
-                for role, worker in workers
+                for worker, role, status in workers
             ),
         ],
     )

@@ -175,13 +175,21 @@ class InfoResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("role", "process_id", "host", "worker_id")
+    __slots__ = ("role", "process_id", "host", "worker_id", "running_sessions", "waiting_sessions", "kv_slots", "kv_free_slots")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     role: str
     process_id: int
     host: str
     worker_id: str
-    def __init__(self, role: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    running_sessions: int
+    waiting_sessions: int
+    kv_slots: int
+    kv_free_slots: int
+    def __init__(self, role: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., worker_id: _Optional[str] = ..., running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ...) -> None: ...

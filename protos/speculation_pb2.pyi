@@ -158,6 +158,26 @@ class Tokenizer(_message.Message):
     special_tokens: _containers.ScalarMap[str, str]
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions")
+    RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    KV_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    running_sessions: int
+    waiting_sessions: int
+    leases: int
+    kv_slots: int
+    kv_free_slots: int
+    preemptions: int
+    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores", "laws")
     TOKENS_FIELD_NUMBER: _ClassVar[int]

@@ -45,6 +45,11 @@ class TargetWorkerStub:
                 request_serializer=protos_dot_speculation__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=protos_dot_speculation__pb2.Tokenizer.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/slipstream.speculation.v1.TargetWorker/GetStatus',
+                request_serializer=protos_dot_speculation__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=protos_dot_speculation__pb2.WorkerStatus.FromString,
+                _registered_method=True)
 
 
 class TargetWorkerServicer:
@@ -66,6 +71,13 @@ class TargetWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """What the worker is doing now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_TargetWorkerServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=protos_dot_speculation__pb2.GetTokenizerRequest.FromString,
                     response_serializer=protos_dot_speculation__pb2.Tokenizer.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=protos_dot_speculation__pb2.GetStatusRequest.FromString,
+                    response_serializer=protos_dot_speculation__pb2.WorkerStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -145,6 +162,33 @@ class TargetWorker:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.speculation.v1.TargetWorker/GetStatus',
+            protos_dot_speculation__pb2.GetStatusRequest.SerializeToString,
+            protos_dot_speculation__pb2.WorkerStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class DraftWorkerStub:
     """Drafts tokens.
@@ -161,6 +205,11 @@ class DraftWorkerStub:
                 request_serializer=protos_dot_speculation__pb2.ToDraft.SerializeToString,
                 response_deserializer=protos_dot_speculation__pb2.FromDraft.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/slipstream.speculation.v1.DraftWorker/GetStatus',
+                request_serializer=protos_dot_speculation__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=protos_dot_speculation__pb2.WorkerStatus.FromString,
+                _registered_method=True)
 
 
 class DraftWorkerServicer:
@@ -174,6 +223,13 @@ class DraftWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """What the worker is doing now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +237,11 @@ def add_DraftWorkerServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=protos_dot_speculation__pb2.ToDraft.FromString,
                     response_serializer=protos_dot_speculation__pb2.FromDraft.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=protos_dot_speculation__pb2.GetStatusRequest.FromString,
+                    response_serializer=protos_dot_speculation__pb2.WorkerStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -211,6 +272,33 @@ class DraftWorker:
             '/slipstream.speculation.v1.DraftWorker/Connect',
             protos_dot_speculation__pb2.ToDraft.SerializeToString,
             protos_dot_speculation__pb2.FromDraft.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.speculation.v1.DraftWorker/GetStatus',
+            protos_dot_speculation__pb2.GetStatusRequest.SerializeToString,
+            protos_dot_speculation__pb2.WorkerStatus.FromString,
             options,
             channel_credentials,
             insecure,

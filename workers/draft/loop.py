@@ -35,6 +35,11 @@ class DraftLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._sessions)
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

@@ -76,6 +76,12 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
         if not self._loop.alive:
             raise RuntimeError("the draft worker's loop thread is dead")
 
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.WorkerStatus:
+        """See speculation.proto."""
+        return pb.WorkerStatus(running_sessions=self._loop.num_sessions, leases=len(self.leases))
+
     async def Connect(
         self,
         request_iterator: AsyncIterator[pb.ToDraft],

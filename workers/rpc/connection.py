@@ -206,7 +206,7 @@ class WorkerKind:
     """What differs between connections to the two kinds of worker."""
 
     name: str
-    connect: Callable[[grpc.aio.Channel], Any]
+    stub: Callable[[grpc.aio.Channel], Any]
     first_frame: type
     encoder: Callable[[], codec.Codec]
     decoder: Callable[[int], codec.Codec]
@@ -214,14 +214,14 @@ class WorkerKind:
 
 TARGET: Final = WorkerKind(
     name="target",
-    connect=lambda channel: pb_grpc.TargetWorkerStub(channel).Connect,
+    stub=pb_grpc.TargetWorkerStub,
     first_frame=pb.ToTarget,
     encoder=codec.to_target_codec,
     decoder=codec.from_target_codec,
 )
 DRAFT: Final = WorkerKind(
     name="draft",
-    connect=lambda channel: pb_grpc.DraftWorkerStub(channel).Connect,
+    stub=pb_grpc.DraftWorkerStub,
     first_frame=pb.ToDraft,
     encoder=codec.to_draft_codec,
     decoder=codec.from_draft_codec,
@@ -231,8 +231,8 @@ DRAFT: Final = WorkerKind(
 class Connection:
     """A coordinator's stream to one worker.
 
-    Made by `connect`. `info` is the worker's introduction; `alive` turns false when the stream ends,
-    and every session is told.
+    Made by `connect`. `info` is the worker's introduction, `stub` makes its other calls. `alive` turns
+    false when the stream ends, and every session is told.
     """
 
     def __init__(self, kind: WorkerKind, address: str, channel: grpc.aio.Channel) -> None:
@@ -240,7 +240,8 @@ class Connection:
         self.address = address
         self.alive = True
         self.info: m.WorkerInfo
-        self.channel = channel
+        self._channel = channel
+        self.stub = kind.stub(channel)
         self._sessions: Sessions
         self._numbers = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
@@ -258,8 +259,8 @@ class Connection:
         self = cls(kind, address, grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-                await self.channel.channel_ready()
-                call = kind.connect(self.channel)()
+                await self._channel.channel_ready()
+                call = self.stub.Connect()
                 hello = pb.Hello(protocol_version=limits.PROTOCOL_VERSION, peer_id=peer_id)
                 await call.write(kind.first_frame(hello=hello))
                 first = await call.read()
@@ -267,13 +268,13 @@ class Connection:
                     await _raise_status(call, f"{kind.name} worker at {address}")
             self.info = codec.decode_info(first.info)
         except TimeoutError as error:
-            await self.channel.close()
+            await self._channel.close()
             raise Unavailable(f"no {kind.name} worker answers at {address}") from error
         except grpc.aio.AioRpcError as error:
-            await self.channel.close()
+            await self._channel.close()
             raise from_code(error.code().name, error.details() or "") from error
         except BaseException:
-            await self.channel.close()
+            await self._channel.close()
             raise
         vocab_size = vocab_size or self.info.vocab_size or codec.ANY_VOCABULARY
         self._sessions = Sessions(kind.encoder(), kind.decoder(vocab_size))
@@ -297,7 +298,7 @@ class Connection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.channel.close()
+        await self._channel.close()
 
     async def _write(self, call: Any) -> None:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):

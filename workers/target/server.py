@@ -117,6 +117,19 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         """See speculation.proto."""
         return self._tokenizer_files
 
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.WorkerStatus:
+        """See speculation.proto."""
+        return pb.WorkerStatus(
+            running_sessions=len(self._scheduler.running),
+            waiting_sessions=len(self._scheduler.waiting),
+            leases=len(self.leases),
+            kv_slots=self._pool.num_slots,
+            kv_free_slots=self._pool.free_slots,
+            preemptions=self._scheduler.preemptions,
+        )
+
     async def Connect(
         self,
         request_iterator: AsyncIterator[pb.ToTarget],

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Final
 
 # Spec-Bench names the eight topics of MT-bench; together they are its subtask of conversations.
-_MT_BENCH: Final = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
+_MT_BENCH: Final = [
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+]
 _SUBTASK: Final = {
     **dict.fromkeys(_MT_BENCH, "conversation"),
     "qa": "question answering",

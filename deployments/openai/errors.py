@@ -47,6 +47,8 @@ def install(app: FastAPI) -> None:
         message = str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "json_invalid":
             message, place = f"the body is not JSON: {first['ctx']['error']}", ""
+        elif first["type"] == "model_attributes_type" and not place:
+            message = "the body must be a JSON object, sent with content-type: application/json"
         elif first["type"] == "extra_forbidden":
             message = f"unknown parameter {place}"
         elif place:

@@ -18,6 +18,8 @@ def error_body(
 ) -> dict[str, Any]:
     """The body that OpenAI's clients read."""
     kind = "invalid_request_error" if status < 500 else "server_error"
+    # What was wrong may be quoted here, and it need not be encodable.
+    message = message.encode(errors="replace").decode()
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -2,10 +2,21 @@
 
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
 
+
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair; no text has one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("holds half of a surrogate pair, which is no character") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 Tokens = Annotated[list[int], Field(min_length=1)]
 
 # Parameters of OpenAI's and vLLM's APIs that do nothing yet, with the values that ask for nothing.
@@ -68,7 +79,7 @@ class SpeculationBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
-    drafter: str | Annotated[list[str], Field(min_length=1)] = Field(
+    drafter: Text | Annotated[list[Text], Field(min_length=1)] = Field(
         "auto", description='a drafter\'s name, several, or "auto"'
     )
     max_draft_tokens: int | None = Field(
@@ -85,14 +96,14 @@ class GenerationBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str | None = None
+    model: Text | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=limits.MAX_TOP_K, description="-1 and 0 keep all")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=limits.MIN_SEED, le=limits.MAX_SEED)
     max_tokens: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -130,7 +141,7 @@ class TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(BaseModel):
@@ -139,7 +150,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
 
     def rendered(self) -> dict[str, str]:
         """The message as chat templates expect it."""
@@ -168,9 +179,9 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: (
-        str
+        Text
         | Tokens
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1)]
         | Annotated[list[Tokens], Field(min_length=1)]
     )
     logprobs: int | None = Field(None, ge=0, le=limits.MAX_TOP_LOGPROBS)

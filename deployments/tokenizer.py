@@ -6,6 +6,7 @@ extensions and helpers, so that templates written for it work.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
@@ -14,10 +15,11 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers import decoders as hf_decoders
 
 from protos import speculation_pb2 as pb
 from workers.rpc.errors import InvalidRequest
+
+_BLOCK: Final = "▁"
 
 
 class PromptTokenizer:
@@ -27,7 +29,9 @@ class PromptTokenizer:
         self._tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
         self._special_tokens = dict(files.special_tokens)
         self._template = _compile(files.chat_template) if files.chat_template else None
-        self._byte_level = isinstance(self._tokenizer.decoder, hf_decoders.ByteLevel)
+        decoder = json.dumps(json.loads(files.tokenizer_json)["decoder"], ensure_ascii=False)
+        self._byte_level = '"ByteLevel"' in decoder
+        self._spaces_as_blocks = _BLOCK in decoder
 
     async def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the tokenizer's own special tokens around it."""
@@ -54,17 +58,19 @@ class PromptTokenizer:
 
     def text_of(self, token: int) -> str:
         """The text of one token alone; U+FFFD where it is part of a character."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+        return self.bytes_of(token).decode(errors="replace")
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that one token stands for, also where they are part of a character."""
-        name = self._tokenizer.id_to_token(token)
-        if name is not None:
-            if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-                return bytes.fromhex(name[3:5])
-            if self._byte_level and all(char in _BYTE_OF for char in name):
-                return bytes(_BYTE_OF[char] for char in name)
-        return self.text_of(token).encode()
+        name = self._tokenizer.id_to_token(token) or ""
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
+            return bytes.fromhex(name[3:5])
+        if self._byte_level and all(char in _BYTE_OF for char in name):
+            return bytes(_BYTE_OF[char] for char in name)
+        if self._spaces_as_blocks:
+            # Decoded alone, a word would lose the space before it.
+            return name.replace(_BLOCK, " ").encode()
+        return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
 
 
 def _compile(template: str) -> jinja2.Template:

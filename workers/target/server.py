@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from workers.rpc.connection import Channel, Sessions, serve_stream
 from workers.rpc.errors import InvalidRequest, ProtocolError
 from workers.rpc.server import WorkerServer, new_worker_id
 from workers.target.config import TargetConfig
+from workers.target.counters import Counters
 from workers.target.loop import TargetLoop
 from workers.target.scheduler import Scheduler
 from workers.target.session import TargetSession
@@ -57,9 +59,12 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
                 f"max_model_len {self._max_model_len} is more than the model's {info.max_model_len}"
             )
         self._pool = self._model.pool(_num_slots(self._model, config, self._max_model_len))
-        self._scheduler = Scheduler(self._pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._counters = Counters()
+        self._scheduler = Scheduler(
+            self._pool, config.max_num_seqs, config.max_num_batched_tokens, self._counters
+        )
         self._loop = TargetLoop(
-            self._model, self._scheduler, self._deliver_soon, config.num_threads
+            self._model, self._scheduler, self._deliver_soon, self._counters, config.num_threads
         )
         self._tokenizer_files = _tokenizer_files(folder, self._tokenizer)
         self.leases = LeaseTable()
@@ -127,7 +132,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             leases=len(self.leases),
             kv_slots=self._pool.num_slots,
             kv_free_slots=self._pool.free_slots,
-            preemptions=self._scheduler.preemptions,
+            **asdict(self._counters),
         )
 
     async def Connect(
@@ -159,6 +164,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._eos_token_ids,
             self._max_model_len,
             self.info.max_tree_nodes,
+            self._counters,
         )
         self._loop.submit(receiver.session)
         return receiver

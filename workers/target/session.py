@@ -17,6 +17,7 @@ from workers import sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
 from workers.rpc import messages as m
+from workers.target.counters import Counters
 from workers.text import Detokenizer, StopStrings
 from workers.tree import ANCHOR, TokenTree
 
@@ -39,6 +40,7 @@ class TargetSession:
         eos_token_ids: frozenset[int],
         max_model_len: int,
         max_tree_nodes: int,
+        counters: Counters,
     ) -> None:
         self.request = request
         self.send = send
@@ -53,6 +55,7 @@ class TargetSession:
         self._stop_ids = eos_token_ids | request.stopping.token_ids
         self._max_len = min(max_model_len, request.prompt_len + request.stopping.max_tokens)
         self._max_tree_nodes = max_tree_nodes
+        self._counters = counters
         self._detokenizer = Detokenizer(tokenizer, self.tokens)
         self._stops = StopStrings(request.stopping.strings, request.held_back)
         self._text: list[str] = []
@@ -81,6 +84,7 @@ class TargetSession:
         """The proposal as it fits now; empty if there is none."""
         self._open_mailbox()
         tree, self._proposed = self._proposed or TokenTree(), None
+        self._counters.proposals_used += bool(tree)
         # The bonus token needs its place too: a path may use all but one of the tokens left.
         return tree.cut(self._max_tree_nodes, self._max_len - len(self.tokens) - 1)
 
@@ -91,9 +95,13 @@ class TargetSession:
             return
         if self.request.prompt_len <= proposal.base_len <= len(self.tokens):
             tree = proposal.tree.rebase(self.tokens[proposal.base_len :])
+            late = proposal.base_len < len(self.tokens)
             # An empty tree answers for its own base only: nothing to wait for there.
-            if tree or proposal.base_len == len(self.tokens):
+            if tree or not late:
                 self._proposed = tree
+                self._counters.proposals_rebased += late
+                return
+        self._counters.proposals_dropped += 1
 
     def decode_rows(self, tree: TokenTree) -> SequenceRows:
         """The anchor and a tree under it."""

@@ -65,7 +65,27 @@ class Coordinator:
         return await grpc_door.info(self.core, request, grpc_context)
 
 
-class Target:
+class WorkerReplica:
+    """A replica that runs one worker: Serve leases its sessions, the data plane carries them."""
+
+    _worker: Any = None
+
+    async def lease(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield (address, lease id) once, then hold the lease until it ends."""
+        async with contextlib.aclosing(self._worker.leases.hold()) as leases:
+            async for lease_id in leases:
+                yield self._worker.address, lease_id
+
+    def check_health(self) -> None:
+        """Raise if the worker cannot work any more."""
+        self._worker.check_health()
+
+    async def __del__(self) -> None:
+        if self._worker is not None:
+            await self._worker.stop()
+
+
+class Target(WorkerReplica):
     """One target worker."""
 
     async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]
@@ -75,21 +95,8 @@ class Target:
         self._worker = TargetWorker(TargetConfig(**config))
         await self._worker.start()
 
-    async def lease(self) -> AsyncIterator[tuple[str, str]]:
-        """Yield (address, lease id) once, then hold the lease until it ends."""
-        async with contextlib.aclosing(self._worker.leases.hold()) as leases:
-            async for lease_id in leases:
-                yield self._worker.address, lease_id
 
-    def check_health(self) -> None:
-        """Raise if the worker cannot work any more."""
-        self._worker.check_health()
-
-    async def __del__(self) -> None:
-        await self._worker.stop()
-
-
-class Draft:
+class Draft(WorkerReplica):
     """One draft worker."""
 
     async def __init__(self, config: list[dict[str, Any]]) -> None:  # type: ignore[misc]
@@ -98,19 +105,6 @@ class Draft:
 
         self._worker = DraftWorker(DraftConfig(tuple(DrafterConfig(**draft) for draft in config)))
         await self._worker.start()
-
-    async def lease(self) -> AsyncIterator[tuple[str, str]]:
-        """Yield (address, lease id) once, then hold the lease until it ends."""
-        async with contextlib.aclosing(self._worker.leases.hold()) as leases:
-            async for lease_id in leases:
-                yield self._worker.address, lease_id
-
-    def check_health(self) -> None:
-        """Raise if the worker cannot work any more."""
-        self._worker.check_health()
-
-    async def __del__(self) -> None:
-        await self._worker.stop()
 
 
 def build(args: AppConfig) -> serve.Application:

@@ -3,14 +3,16 @@
     python -m deployments.check deployments.yaml
 
 Ray ignores keys that it does not know, at several levels; here every level is held against Ray's own
-schema, the arguments against ours, and the model references against what is installed. Exits with 1
-and the reasons, or with 0.
+schema, the arguments against ours, the model references against what is installed, and the ports
+against who listens already. Exits with 1 and the reasons, or with 0.
 """
 
 import difflib
+import http.client
 import socket
 import sys
 import typing
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -54,18 +56,39 @@ def check_file(path: Path) -> list[str]:
 
 
 def busy_ports(config: dict[str, Any]) -> list[str]:
-    """The ports of a config that something listens on already."""
-    host = (config.get("http_options") or {}).get("host", "0.0.0.0")
-    found = []
-    for options, port in (("http_options", 8000), ("grpc_options", 9000)):
-        number = (config.get(options) or {}).get("port", port)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, number))
-            except OSError:
-                found.append(f"{options}.port: {number} is in use")
-    return found
+    """The ports of a config that cannot be listened on, unless a Ray Serve of ours is there already."""
+    options = config.get("http_options") or {}
+    host, port = options.get("host", "0.0.0.0"), options.get("port", 8000)
+    if _serve_answers("127.0.0.1" if host == "0.0.0.0" else host, port):
+        return []
+    grpc_port = (config.get("grpc_options") or {}).get("port", 9000)
+    return [
+        f"{place}: port {number} is in use by another program; stop it or choose another port"
+        for place, address, number in (
+            ("http_options.port", host, port),
+            ("grpc_options.port", "0.0.0.0", grpc_port),
+        )
+        if not _can_bind(address, number)
+    ]
+
+
+def _serve_answers(host: str, port: int) -> bool:
+    """Whether Ray Serve's own health endpoint answers: `serve run` would update that instance."""
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/-/healthz", timeout=2) as answer:
+            return bool(answer.read() == b"success")
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def _check_application(application: dict[str, Any], place: str) -> Iterator[str]:
@@ -153,16 +176,11 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m deployments.check FILE", file=sys.stderr)
         return 2
     path = Path(arguments[0])
-    problems = check_file(path)
+    problems = check_file(path) or busy_ports(yaml.safe_load(path.read_text()))
     for problem in problems:
         print(f"{path}: {problem}", file=sys.stderr)
     if problems:
         return 1
-    for warning in busy_ports(yaml.safe_load(path.read_text())):
-        print(
-            f"{path}: {warning}; unless a Ray Serve of yours holds it, choose another",
-            file=sys.stderr,
-        )
     print(f"{path}: ok")
     return 0
 

@@ -80,7 +80,9 @@ class WorkerPool:
                     yield Lease(lease_id, connection)
                     return
             finally:
-                calls.cancel()
+                # A call that has failed raises its error once more when it is cancelled.
+                with contextlib.suppress(Exception):
+                    calls.cancel()
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _connection(self, address: str) -> Connection:

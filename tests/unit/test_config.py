@@ -1,6 +1,7 @@
 """Configuration files: what is wrong is named, at every level."""
 
 import copy
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_what_is_wrong_is_named(path: str, value: Any, complaint: str) -> None:
 
 
 def test_command_line_says_why_and_exits_with_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "x.yaml"
     assert check.main([str(file)]) == 1
@@ -87,18 +88,24 @@ def test_command_line_says_why_and_exits_with_1(
     file.write_text(yaml.safe_dump(changed("applications.0.args.target.dtyp", "x")))
     assert check.main([str(file)]) == 1
     assert f"{file}: applications.0.args.target.dtyp" in capsys.readouterr().err
-    assert check.main([str(ROOT / "deployments.yaml")]) == 0
+    file.write_text(yaml.safe_dump(changed("http_options.port", 0)))
+    monkeypatch.setattr(check, "busy_ports", lambda config: [])
+    assert check.main([str(file)]) == 0
     assert check.main([]) == 2
 
 
-def test_a_busy_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    import socket
-
+def test_a_port_that_another_program_holds_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.listen()
         port = taken.getsockname()[1]
-        assert check.busy_ports({"http_options": {"host": "127.0.0.1", "port": port}})
+        config = {"http_options": {"host": "127.0.0.1", "port": port}, "grpc_options": {"port": 0}}
+        assert "in use" in check.busy_ports(config)[0]
+        swapped = {
+            "http_options": {"host": "127.0.0.1", "port": 0},
+            "grpc_options": {"port": port},
+        }
+        assert "grpc_options.port" in check.busy_ports(swapped)[0]
+    assert check.busy_ports(config) == []
 
 
 def test_references(tmp_path: Path) -> None:

@@ -64,6 +64,26 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 @cache
+def small_vocabulary() -> Path:
+    """A random Llama over 32 tokens, for laws that are compared by counting."""
+    folder = cache_dir("tests") / "small-v1"
+    if not (folder / "config.json").exists():
+        config = LlamaConfig(
+            vocab_size=32,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            initializer_range=0.4,
+        )
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@cache
 def llama(seed: int = 0, max_position_embeddings: int = 512) -> Path:
     """A random Llama whose greedy answers wander: at least 20 different tokens in 64."""
     folder = cache_dir("tests") / f"llama-v1-{seed}-{max_position_embeddings}"

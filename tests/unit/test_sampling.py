@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from transformers import (
+    AutoModelForCausalLM,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -14,7 +15,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tests import tiny
 from workers import sampling
+from workers.engine.loading import load_model
+from workers.engine.rows import RowBatch, SequenceRows
 from workers.request import SamplingParams
 
 GOLDEN_KEYS = [16294208416658607535, 16862271597737200315, 3869620978057419061]
@@ -77,6 +81,27 @@ def test_draws_follow_the_exact_law(parameters: dict[str, float]) -> None:
     drawn = [sampling.draw(row, params, position) for position in range(SAMPLES)]
     counts = np.bincount(drawn, minlength=VOCAB)
     assert chi_square(counts, law) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("parameters", LAWS.values(), ids=LAWS.keys())
+def test_the_engine_draws_from_the_law_of_transformers_logits(
+    parameters: dict[str, float],
+) -> None:
+    folder, prompt = tiny.small_vocabulary(), [3, 1, 4, 1, 5, 9, 2, 6]
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        law = exact_law(
+            reference(torch.tensor([prompt])).logits[0, -1], SamplingParams(**parameters)
+        )
+    model = load_model(folder, "float32")
+    kv = model.pool(64).sequence()
+    kv.reserve(16)
+    row = model.forward(RowBatch([SequenceRows(kv, prompt, [len(prompt) - 1])]))[0]
+    drawn = [
+        sampling.draw(row, SamplingParams(seed=seed, **parameters), len(prompt))
+        for seed in range(SAMPLES)
+    ]
+    assert chi_square(np.bincount(drawn, minlength=VOCAB), law) > SIGNIFICANCE
 
 
 def test_the_chi_square_can_fail() -> None:

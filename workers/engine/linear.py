@@ -1,9 +1,10 @@
 """Linear layers for CPU: weights packed once, and results that do not depend on the row count."""
 
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 PACKED_MIN_ROWS: Final = 2
 """From this many rows on, a packed layer gives a row the same bits whatever shares the call."""
@@ -32,6 +33,18 @@ class PackedLinear(nn.Module):
         return shaped
 
 
+class PlainLinear(nn.Module):
+    """A linear layer as torch has it: for devices without packed ones."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._weight = weight.detach()
+        self._bias = bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(rows, self._weight, self._bias)
+
+
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this processor has packed layers for the type."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -42,8 +55,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every `nn.Linear` of a model by a packed one, in place."""
+    """Replace every linear layer of a model by a packed one, in place."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 setattr(module, name, PackedLinear(child.weight, child.bias))
+            elif isinstance(child, Conv1D):  # GPT-2's, with the weight the other way round
+                weight = cast(torch.Tensor, child.weight)
+                setattr(module, name, PackedLinear(weight.mT.contiguous(), child.bias))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM
 
-from workers.engine import selfcheck
+from workers.engine import selfcheck, support
 from workers.engine.model import Model, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
     """Load a model folder in Hugging Face's format, safetensors only, and check it.
 
-    Raises SelfCheckError if the engine would not compute what transformers does.
+    Raises UnsupportedModel for a model that cannot be served exactly, naming what stands in the way, and
+    SelfCheckError if the engine would not compute what transformers does.
     """
     on = torch.device(device)
     module: Any = AutoModelForCausalLM.from_pretrained(
@@ -52,7 +53,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
     tokens = torch.tensor([selfcheck.sample_tokens(info.vocab_size)], device=on)
     with torch.inference_mode():
         stock = module(tokens, use_cache=False).logits[0].float()
-    model = Model(module, on, info)
+    model = Model(module, info, support.examine(module, tokens))
     model.info = replace(info, row_invariant=selfcheck.check_model(model, stock))
     logger.info(
         "loaded %s: %s on %s, attention %s, rows %s",
@@ -73,7 +74,7 @@ def _describe(module: Any) -> ModelInfo:
         eos |= set(ids if isinstance(ids, list) else [ids]) - {None}
     return ModelInfo(
         vocab_size=config.vocab_size,
-        max_model_len=config.max_position_embeddings,
+        max_model_len=support.max_positions(config),
         eos_token_ids=frozenset(eos),
         weights_fingerprint=_fingerprint(module),
         dtype=str(module.dtype).removeprefix("torch."),

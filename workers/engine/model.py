@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from workers.engine import attention, linear
+from workers.engine import attention, experts, linear, support
 from workers.engine.kv_cache import KVPool, KVShape
 from workers.engine.rows import RowBatch
 
@@ -32,25 +32,20 @@ class Model:
     puts their keys and values into their caches, and returns the logits that they want.
     """
 
-    def __init__(self, module: Any, device: torch.device, info: ModelInfo) -> None:
-        config = module.config.get_text_config()
+    def __init__(self, module: Any, info: ModelInfo, kv_shape: KVShape) -> None:
         self.info = info
-        self.device = device
+        self.device = module.device
+        self.kv_shape = kv_shape
+        self.backend = attention.choose_backend(kv_shape)
         self._module = module
-        self.kv_shape = KVShape(
-            layers=config.num_hidden_layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dim=getattr(config, "head_dim", None)
-            or config.hidden_size // config.num_attention_heads,
-            dtype=module.dtype,
-            device=device,
-        )
-        self.backend = attention.choose_backend(self.kv_shape)
-        packed = linear.can_pack(module.dtype, device)
-        self._min_rows = linear.PACKED_MIN_ROWS if packed else linear.PLAIN_MIN_ROWS
-        module.set_attn_implementation(attention.IMPLEMENTATION)
+        packed = linear.can_pack(module.dtype, module.device)
+        has_experts = experts.prepare(module, packed)
         if packed:
             linear.pack_linears(module)
+        # Routers of experts are plain products, whatever the layers are.
+        plain = has_experts or not packed
+        self._min_rows = linear.PLAIN_MIN_ROWS if plain else linear.PACKED_MIN_ROWS
+        support.set_attention(module, attention.IMPLEMENTATION)
 
     def pool(self, num_slots: int) -> KVPool:
         """A KV cache of this many slots for this model."""

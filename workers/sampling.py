@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from workers.engine.native import sampling as native_sampling
 from workers.request import SamplingParams
 
 _MASK64: Final = 2**64 - 1
@@ -97,23 +98,30 @@ def _top_p_threshold(values: torch.Tensor, top_p: float, threshold: float) -> fl
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """The target's token at a position, from its raw logits, float32 [V].
+    """The target's token at a position, from logits float32 [V].
 
     Raises ValueError if the row holds no finite maximum: the model produced no usable numbers.
     """
+    token: int | None
     if params.greedy:
         token = int(logits.argmax())
-        best = float(logits[token])
+        if not math.isfinite(float(logits[token])):
+            token = None
     else:
-        ids, values = survivors(logits, params)
-        if len(ids) == 0:
-            raise ValueError(f"position {position}: the target's logits are not numbers")
-        noisy = values + gumbel_noise(noise_key(params.seed, params.choice, position), ids)
-        winner = int(noisy.argmax())
-        token, best = int(ids[winner]), float(noisy[winner])
-    if not math.isfinite(best):
-        raise ValueError(f"position {position}: the target's logits are not finite ({best})")
+        key = noise_key(params.seed, params.choice, position)
+        native = native_sampling.serves(logits)
+        token = (native_sampling.draw_token if native else _draw_token)(logits, params, key)
+    if token is None:
+        raise ValueError(f"position {position}: the target's logits are not finite numbers")
     return token
+
+
+def _draw_token(logits: torch.Tensor, params: SamplingParams, key: int) -> int | None:
+    """The rule in torch operations, for every device: the reference of the native one."""
+    if bool(logits.isnan().any()) or not math.isfinite(float(logits.max())):
+        return None
+    ids, values = survivors(logits, params)
+    return int(ids[(values + gumbel_noise(key, ids)).argmax()])
 
 
 def top_logprobs(

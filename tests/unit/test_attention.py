@@ -8,7 +8,7 @@ import torch
 
 from workers.engine.attention import TorchAttention
 from workers.engine.kv_cache import KVPool, KVSequence, KVShape
-from workers.engine.native import NativeAttention
+from workers.engine.native.attention import NativeAttention
 from workers.engine.rows import RowBatch, SequenceRows
 
 LAYERS = 2

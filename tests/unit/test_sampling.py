@@ -18,6 +18,7 @@ from transformers import (
 from tests import tiny
 from workers import sampling
 from workers.engine.loading import load_model
+from workers.engine.native import sampling as native_sampling
 from workers.engine.rows import RowBatch, SequenceRows
 from workers.request import SamplingParams
 
@@ -162,6 +163,32 @@ def test_top_p_that_needs_most_of_a_large_vocabulary() -> None:
     for top_p in (0.1, 0.9, 0.999):
         ids, _ = sampling.survivors(row, SamplingParams(top_p=top_p))
         assert len(ids) == pytest.approx(50_000 * top_p, rel=0.02)
+
+
+@pytest.mark.parametrize("vocab_size", [17, 32, 1000, 49152])
+@pytest.mark.parametrize("parameters", LAWS.values(), ids=LAWS.keys())
+def test_the_native_draw_is_the_reference_draw(
+    parameters: dict[str, float], vocab_size: int
+) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    for seed in range(30):
+        row = torch.randn(vocab_size, generator=generator) * 3
+        params = SamplingParams(seed=seed, **parameters)
+        key = sampling.noise_key(seed, 0, 1)
+        assert native_sampling.serves(row)
+        expected = sampling._draw_token(row, params, key)
+        assert native_sampling.draw_token(row, params, key) == expected
+
+
+def test_native_draw_of_ties_and_masked_rows() -> None:
+    for vocab_size in (5, 16, 40):
+        row = torch.full((vocab_size,), -torch.inf)
+        row[3] = 0.0
+        for seed in range(20):
+            assert sampling.draw(row, SamplingParams(seed=seed), 0) == 3
+        row = torch.zeros(vocab_size)
+        ids = {sampling.draw(row, SamplingParams(seed=seed, top_k=1), 0) for seed in range(200)}
+        assert len(ids) == vocab_size or vocab_size == 40
 
 
 def test_greedy_takes_the_lowest_id_of_equals() -> None:

@@ -6,7 +6,6 @@ keyword argument through `forward`. There is one backend for CPUs, `native`, and
 operations for every device.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
@@ -14,10 +13,8 @@ import torch
 from transformers import AttentionInterface
 
 from workers.engine.kv_cache import KVLayout, KVSequence, KVShape
-from workers.engine.native import BuildError, NativeAttention
+from workers.engine.native.attention import NativeAttention
 from workers.engine.rows import RowBatch
-
-logger = logging.getLogger(__name__)
 
 IMPLEMENTATION: Final = "slipstream"
 
@@ -53,12 +50,7 @@ class AttentionBackend(KVLayout, Protocol):
 
 def choose_backend(shape: KVShape) -> AttentionBackend:
     """The fastest backend for such a cache."""
-    if NativeAttention.serves(shape):
-        try:
-            return NativeAttention()
-        except BuildError as error:
-            logger.warning("attention falls back to torch operations, slower: %s", error)
-    return TorchAttention()
+    return NativeAttention() if NativeAttention.serves(shape) else TorchAttention()
 
 
 def slipstream_attention(

@@ -12,21 +12,10 @@
  *   values [layer][kv head][C][P]
  * Elements are float32, or bfloat16 widened when read. Arithmetic is float32.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vector.h"
 
-#define LANES 16
 #define TILE 6   /* (row, head) pairs computed side by side */
 #define UNROLL 4 /* key blocks in flight when there are few pairs */
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* One sequence of a step. Rows r of the step's flat batch from first_row on go to slots base + r. */
 typedef struct {
@@ -72,54 +61,6 @@ INLINE vec load(const void *base, int64_t index, int bfloat16) {
 
 INLINE float element(const void *base, int64_t index, int bfloat16) {
     return bfloat16 ? widen(((const uint16_t *)base)[index]) : ((const float *)base)[index];
-}
-
-INLINE vec splat(float x) { return (vec){0} + x; }
-
-/* exp for x <= 0, to about one unit in the last place; below -87 it is 0. */
-INLINE vec exp_vec(vec x) {
-    ivec tiny = x < splat(-87.0f);
-    vec n = x * 1.44269504088896341f;
-    n = (n + 12582912.0f) - 12582912.0f; /* round to nearest: 1.5 * 2^23 */
-    vec r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vec p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
-    vec scale;
-    memcpy(&scale, &power, sizeof scale);
-    p = p * scale;
-    ivec bits;
-    memcpy(&bits, &p, sizeof bits);
-    bits &= ~tiny;
-    memcpy(&p, &bits, sizeof p);
-    return p;
-}
-
-INLINE vec max_vec(vec a, vec b) {
-    ivec larger = a > b, x, y;
-    memcpy(&x, &a, sizeof x);
-    memcpy(&y, &b, sizeof y);
-    x = (x & larger) | (y & ~larger);
-    memcpy(&a, &x, sizeof a);
-    return a;
-}
-
-INLINE float horizontal_sum(vec x) {
-    float sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += x[lane];
-    return sum;
-}
-
-INLINE float horizontal_max(vec x) {
-    float max = x[0];
-    for (int lane = 1; lane < LANES; lane++) max = x[lane] > max ? x[lane] : max;
-    return max;
 }
 
 /* Scores of `pairs` queries against `blocks` blocks of sixteen keys. */

@@ -1,0 +1,76 @@
+/* Sixteen floats at a time, in GCC's vector extension: the compiler maps it to what the processor has. */
+#ifndef SLIPSTREAM_VECTOR_H
+#define SLIPSTREAM_VECTOR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
+
+INLINE vec splat(float x) { return (vec){0} + x; }
+
+/* a where the mask is -1, b where it is 0. */
+INLINE vec select_vec(ivec mask, vec a, vec b) {
+    ivec x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    x = (x & mask) | (y & ~mask);
+    memcpy(&a, &x, sizeof a);
+    return a;
+}
+
+INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
+
+INLINE int any_lane(ivec mask) {
+    uint64_t words[LANES / 2], all = 0;
+    memcpy(words, &mask, sizeof words);
+    for (int i = 0; i < LANES / 2; i++) all |= words[i];
+    return all != 0;
+}
+
+INLINE float horizontal_sum(vec x) {
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += x[lane];
+    return sum;
+}
+
+INLINE float horizontal_max(vec x) {
+    float max = x[0];
+    for (int lane = 1; lane < LANES; lane++) max = x[lane] > max ? x[lane] : max;
+    return max;
+}
+
+/* exp for x <= 0, to about one unit in the last place; below -87 it is 0. */
+INLINE vec exp_vec(vec x) {
+    ivec tiny = x < splat(-87.0f);
+    vec n = x * 1.44269504088896341f;
+    n = (n + 12582912.0f) - 12582912.0f; /* round to nearest: 1.5 * 2^23 */
+    vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+    vec scale;
+    memcpy(&scale, &power, sizeof scale);
+    p = p * scale;
+    ivec bits;
+    memcpy(&bits, &p, sizeof bits);
+    bits &= ~tiny;
+    memcpy(&p, &bits, sizeof p);
+    return p;
+}
+
+#endif

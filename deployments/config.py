@@ -25,11 +25,18 @@ class TargetArgs(Strict):
     max_model_len: int = Field(0, ge=0, description="0 takes the model's own")
     max_num_seqs: int = Field(16, ge=1, description="answers that run at once on one replica")
     max_num_batched_tokens: int = Field(256, ge=16, description="rows of one step at most")
+    enable_prefix_caching: bool = Field(True, description="reuse what equal prompts computed")
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="who of those that wait is next; priority obeys the requests' priority"
+    )
     max_draft_tokens: int = Field(
         8, ge=0, le=limits.MAX_TREE_NODES, description="drafted rows of one answer in one step"
     )
     gpu_memory_utilization: float = Field(
         0.5, gt=0, le=1, description="fraction of the free memory that the KV cache may take"
+    )
+    num_gpu_blocks_override: int = Field(
+        0, ge=0, description="size of the KV cache in blocks of 16 tokens; 0 sizes it by memory"
     )
     num_threads: int = Field(
         0,

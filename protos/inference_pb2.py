@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\rslipstream.v1\"\xdc\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.slipstream.v1.TokenIdsH\x00\x12\x33\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x1b.slipstream.v1.ConversationH\x00\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.slipstream.v1.Sampling\x12)\n\x08stopping\x18\x06 \x01(\x0b\x32\x17.slipstream.v1.Stopping\x12/\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1a.slipstream.v1.Speculation\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x12\n\ntimeout_ms\x18\t \x01(\rB\x08\n\x06promptB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"8\n\x0c\x43onversation\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.slipstream.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xaa\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"X\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\rB\r\n\x0b_max_tokens\"\xa0\x01\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x1d\n\x10max_draft_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x11\n\x04tree\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\r\n\x05stats\x18\x05 \x01(\x08\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokensB\x07\n\x05_tree\"\xfe\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.slipstream.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.slipstream.v1.FinishReason\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.slipstream.v1.Usage\x12\x34\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1f.slipstream.v1.SpeculationStats\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.slipstream.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xaf\x01\n\x10SpeculationStats\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\x12\x1c\n\x14mean_accepted_length\x18\x05 \x01(\x01\x12\x1b\n\x13\x61\x63\x63\x65ptance_by_depth\x18\x06 \x03(\x01\x12\x10\n\x08hit_rate\x18\x07 \x01(\x01\"\r\n\x0bInfoRequest\"\x80\x01\n\x0cInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x64rafters\x18\x04 \x03(\t\x12)\n\tprocesses\x18\x05 \x03(\x0b\x32\x16.slipstream.v1.Process\"\xa9\x01\n\x07Process\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x18\n\x10running_sessions\x18\x05 \x01(\r\x12\x18\n\x10waiting_sessions\x18\x06 \x01(\r\x12\x10\n\x08kv_slots\x18\x07 \x01(\x04\x12\x15\n\rkv_free_slots\x18\x08 \x01(\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9b\x01\n\tInference\x12M\n\x08Generate\x12\x1e.slipstream.v1.GenerateRequest\x1a\x1f.slipstream.v1.GenerateResponse0\x01\x12?\n\x04Info\x12\x1a.slipstream.v1.InfoRequest\x1a\x1b.slipstream.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\rslipstream.v1\"\xdc\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.slipstream.v1.TokenIdsH\x00\x12\x33\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x1b.slipstream.v1.ConversationH\x00\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.slipstream.v1.Sampling\x12)\n\x08stopping\x18\x06 \x01(\x0b\x32\x17.slipstream.v1.Stopping\x12/\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1a.slipstream.v1.Speculation\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x12\n\ntimeout_ms\x18\t \x01(\rB\x08\n\x06promptB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"8\n\x0c\x43onversation\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.slipstream.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xba\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12:\n\nlogit_bias\x18\t \x03(\x0b\x32&.slipstream.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\xa4\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xa0\x01\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x1d\n\x10max_draft_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x11\n\x04tree\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\r\n\x05stats\x18\x05 \x01(\x08\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokensB\x07\n\x05_tree\"\xfe\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.slipstream.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.slipstream.v1.FinishReason\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.slipstream.v1.Usage\x12\x34\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1f.slipstream.v1.SpeculationStats\"H\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.slipstream.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xaf\x01\n\x10SpeculationStats\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\x12\x1c\n\x14mean_accepted_length\x18\x05 \x01(\x01\x12\x1b\n\x13\x61\x63\x63\x65ptance_by_depth\x18\x06 \x03(\x01\x12\x10\n\x08hit_rate\x18\x07 \x01(\x01\"\r\n\x0bInfoRequest\"\x80\x01\n\x0cInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x64rafters\x18\x04 \x03(\t\x12)\n\tprocesses\x18\x05 \x03(\x0b\x32\x16.slipstream.v1.Process\"\xa9\x01\n\x07Process\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x18\n\x10running_sessions\x18\x05 \x01(\r\x12\x18\n\x10waiting_sessions\x18\x06 \x01(\r\x12\x10\n\x08kv_slots\x18\x07 \x01(\x04\x12\x15\n\rkv_free_slots\x18\x08 \x01(\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9b\x01\n\tInference\x12M\n\x08Generate\x12\x1e.slipstream.v1.GenerateRequest\x1a\x1f.slipstream.v1.GenerateResponse0\x01\x12?\n\x04Info\x12\x1a.slipstream.v1.InfoRequest\x1a\x1b.slipstream.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1878
-  _globals['_FINISHREASON']._serialized_end=1973
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2227
+  _globals['_FINISHREASON']._serialized_end=2322
   _globals['_GENERATEREQUEST']._serialized_start=42
   _globals['_GENERATEREQUEST']._serialized_end=390
   _globals['_TOKENIDS']._serialized_start=392
@@ -42,27 +44,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESSAGE']._serialized_start=475
   _globals['_MESSAGE']._serialized_end=515
   _globals['_SAMPLING']._serialized_start=518
-  _globals['_SAMPLING']._serialized_end=688
-  _globals['_STOPPING']._serialized_start=690
-  _globals['_STOPPING']._serialized_end=778
-  _globals['_SPECULATION']._serialized_start=781
-  _globals['_SPECULATION']._serialized_end=941
-  _globals['_GENERATERESPONSE']._serialized_start=944
-  _globals['_GENERATERESPONSE']._serialized_end=1198
-  _globals['_TOKENLOGPROBS']._serialized_start=1200
-  _globals['_TOKENLOGPROBS']._serialized_end=1272
-  _globals['_TOPLOGPROB']._serialized_start=1274
-  _globals['_TOPLOGPROB']._serialized_end=1321
-  _globals['_USAGE']._serialized_start=1323
-  _globals['_USAGE']._serialized_end=1380
-  _globals['_SPECULATIONSTATS']._serialized_start=1383
-  _globals['_SPECULATIONSTATS']._serialized_end=1558
-  _globals['_INFOREQUEST']._serialized_start=1560
-  _globals['_INFOREQUEST']._serialized_end=1573
-  _globals['_INFORESPONSE']._serialized_start=1576
-  _globals['_INFORESPONSE']._serialized_end=1704
-  _globals['_PROCESS']._serialized_start=1707
-  _globals['_PROCESS']._serialized_end=1876
-  _globals['_INFERENCE']._serialized_start=1976
-  _globals['_INFERENCE']._serialized_end=2131
+  _globals['_SAMPLING']._serialized_end=960
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=791
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=839
+  _globals['_STOPPING']._serialized_start=963
+  _globals['_STOPPING']._serialized_end=1127
+  _globals['_SPECULATION']._serialized_start=1130
+  _globals['_SPECULATION']._serialized_end=1290
+  _globals['_GENERATERESPONSE']._serialized_start=1293
+  _globals['_GENERATERESPONSE']._serialized_end=1547
+  _globals['_TOKENLOGPROBS']._serialized_start=1549
+  _globals['_TOKENLOGPROBS']._serialized_end=1621
+  _globals['_TOPLOGPROB']._serialized_start=1623
+  _globals['_TOPLOGPROB']._serialized_end=1670
+  _globals['_USAGE']._serialized_start=1672
+  _globals['_USAGE']._serialized_end=1729
+  _globals['_SPECULATIONSTATS']._serialized_start=1732
+  _globals['_SPECULATIONSTATS']._serialized_end=1907
+  _globals['_INFOREQUEST']._serialized_start=1909
+  _globals['_INFOREQUEST']._serialized_end=1922
+  _globals['_INFORESPONSE']._serialized_start=1925
+  _globals['_INFORESPONSE']._serialized_end=2053
+  _globals['_PROCESS']._serialized_start=2056
+  _globals['_PROCESS']._serialized_end=2225
+  _globals['_INFERENCE']._serialized_start=2325
+  _globals['_INFERENCE']._serialized_end=2480
 # @@protoc_insertion_point(module_scope)

@@ -229,7 +229,7 @@ class Harness:
         counts = {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
-            "slots": pool.num_slots - pool.free_slots,
+            "slots": pool.num_slots - pool.available_slots,
             "target leases": len(self.targets.worker.leases),
             "draft leases": len(self.drafts.worker.leases),
             "draft sessions": len(self.drafts.worker._loop._sessions),

@@ -21,6 +21,10 @@ MAX_STOP_STRING_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_TOP_LOGPROBS: Final = 20
 MAX_TOP_K: Final = 2**31 - 1
+MAX_REPETITION_PENALTY: Final = 100.0
+MAX_LOGIT_BIAS: Final = 1024
+MAX_CHOICES: Final = 128
+"""Answers of one request: prompts times n."""
 
 MAX_SEED: Final = 2**63 - 1
 MIN_SEED: Final = -(2**63)

@@ -10,7 +10,8 @@ from workers import limits
 class SamplingParams:
     """How tokens are drawn; the same for the target and, by shared noise, for the draft.
 
-    Raises ValueError, naming the parameter and its limit, for a value out of range.
+    `logit_bias` holds (token id, value) pairs, ascending. Raises ValueError, naming the parameter and its
+    limit, for a value out of range.
     """
 
     temperature: float = 1.0
@@ -19,6 +20,10 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     choice: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 2.0)
@@ -27,6 +32,19 @@ class SamplingParams:
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         _check_range("seed", self.seed, limits.MIN_SEED, limits.MAX_SEED)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not 0.0 < self.repetition_penalty <= limits.MAX_REPETITION_PENALTY:
+            raise ValueError(
+                f"repetition_penalty must be above 0 and at most {limits.MAX_REPETITION_PENALTY}, "
+                f"not {self.repetition_penalty}"
+            )
+        if len(self.logit_bias) > limits.MAX_LOGIT_BIAS:
+            raise ValueError(
+                f"logit_bias has {len(self.logit_bias)} tokens; at most {limits.MAX_LOGIT_BIAS}"
+            )
+        for token, value in self.logit_bias:
+            _check_range(f"logit_bias of token {token}", value, -100.0, 100.0)
 
     @property
     def greedy(self) -> bool:
@@ -38,16 +56,24 @@ class SamplingParams:
 class StopRules:
     """When an answer ends besides the model's own end tokens.
 
-    `max_tokens` counts tokens after the prompt. Raises ValueError for a value out of range.
+    `max_tokens` counts tokens after the prompt; before `min_tokens` of them nothing else ends the answer.
+    `include_stop` keeps the text of what ended it. Raises ValueError for a value out of range.
     """
 
     max_tokens: int
     strings: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens}"
+            )
         if len(self.strings) > limits.MAX_STOP_STRINGS:
             raise ValueError(
                 f"stop has {len(self.strings)} strings; at most {limits.MAX_STOP_STRINGS}"
@@ -55,7 +81,7 @@ class StopRules:
         for string in self.strings:
             if not 1 <= len(string) <= limits.MAX_STOP_STRING_CHARS:
                 raise ValueError(
-                    f"a stop string has {len(string)} characters; "
+                    f"stop has a string of {len(string)} characters; "
                     f"1 to {limits.MAX_STOP_STRING_CHARS} are allowed"
                 )
         if len(self.token_ids) > limits.MAX_STOP_TOKEN_IDS:

@@ -9,6 +9,7 @@ al., arXiv 2408.07978).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -122,6 +123,75 @@ def _draw_token(logits: torch.Tensor, params: SamplingParams, key: int) -> int |
         return None
     ids, values = survivors(logits, params)
     return int(ids[(values + gumbel_noise(key, ids)).argmax()])
+
+
+class Processors:
+    """What a request does to the target's logits before temperature, with the state that it needs.
+
+    Order: repetition, frequency and presence penalties, bias, then the ban on stop tokens before
+    `min_tokens`. Only rows that the verification visits pass here, one after the other, so the state is
+    that of plain decoding.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        stop_token_ids: frozenset[int],
+        min_tokens: int,
+    ) -> None:
+        self._params = params
+        self._min_tokens = min_tokens
+        self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
+        self._bias_ids = torch.tensor([token for token, _ in params.logit_bias], dtype=torch.int64)
+        self._bias = torch.tensor([value for _, value in params.logit_bias])
+        self._penalised = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        self._prompt = list(prompt)
+        self._counts = torch.empty(0)  # [V] float32: occurrences in the answer
+        self._seen = torch.empty(0)  # [V] bool: occurs in prompt or answer
+        self._answer = list(answer)
+        self._length = len(answer)
+
+    def observe(self, token: int) -> None:
+        """A token became part of the answer."""
+        self._length += 1
+        if self._penalised:
+            self._answer.append(token)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """One row float32 [V] as the request wants it; the same tensor if it wants nothing."""
+        banned = self._length < self._min_tokens and len(self._stop_ids) > 0
+        if not (self._penalised or banned or len(self._bias)):
+            return logits
+        logits = logits.clone()
+        if self._penalised:
+            self._penalise(logits)
+        if len(self._bias):
+            logits.index_add_(0, self._bias_ids.to(logits.device), self._bias.to(logits.device))
+        if banned:
+            logits.index_fill_(0, self._stop_ids.to(logits.device), -torch.inf)
+        return logits
+
+    def _penalise(self, logits: torch.Tensor) -> None:
+        if len(self._counts) == 0:
+            self._counts = torch.zeros_like(logits)
+            self._seen = torch.zeros_like(logits, dtype=torch.bool)
+            self._seen[self._prompt] = True
+        for token in self._answer:
+            self._counts[token] += 1
+            self._seen[token] = True
+        self._answer.clear()
+        penalty = self._params.repetition_penalty
+        if penalty != 1.0:
+            weakened = torch.where(logits > 0, logits / penalty, logits * penalty)
+            torch.where(self._seen, weakened, logits, out=logits)
+        logits -= self._params.frequency_penalty * self._counts
+        logits -= self._params.presence_penalty * (self._counts > 0)
 
 
 def top_logprobs(

@@ -16,12 +16,16 @@ class Detokenizer:
     """Text of a growing sequence of tokens.
 
     `add` returns the text that a token completes: nothing while a character is only partly there. The
-    pieces, with `flush` at the end, add up to the text of all tokens. Special tokens have no text.
+    pieces, with `flush` at the end, add up to the text of all tokens. Special tokens have no text unless
+    they are shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int], show_special_tokens: bool = False
+    ) -> None:
         """`context` are the tokens before: what text a token stands for can depend on them."""
         self._tokenizer = tokenizer
+        self._skip_special_tokens = not show_special_tokens
         for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MAX_PENDING):
             self._ids = list(context[-size:])
             # A window that begins inside a character would spoil the bytes after it.
@@ -57,7 +61,7 @@ class Detokenizer:
         return new
 
     def _decode(self) -> str:
-        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=self._skip_special_tokens))
 
 
 @dataclass(slots=True)
@@ -65,11 +69,12 @@ class StopStrings:
     """Finds the first stop string in growing text.
 
     `add` returns the text that can be shown: what could still become a stop string is held back.
-    `found` is the stop string that ended the text, if one did.
+    `found` is the stop string that ended the text, if one did; it is cut from the text unless `include`.
     """
 
     strings: tuple[str, ...]
     held_back: str = ""
+    include: bool = False
     found: str | None = field(default=None, init=False)
 
     def add(self, text: str) -> str:
@@ -83,7 +88,7 @@ class StopStrings:
         if hits:
             at, self.found = min(hits)
             self.held_back = ""
-            return text[:at]
+            return text[: at + len(self.found) * self.include]
         keep = max(self._overlap(text, string) for string in self.strings)
         self.held_back = text[len(text) - keep :]
         return text[: len(text) - keep]

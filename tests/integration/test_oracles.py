@@ -148,19 +148,29 @@ async def test_k6_company_changes_nothing(dtype: str) -> None:
         await h.idle()
 
 
-async def test_preempted_answers_are_the_same() -> None:
+@pytest.mark.parametrize("caching", [True, False])
+async def test_preempted_answers_are_the_same(caching: bool) -> None:
+    """32 long requests in a cache of a few hundred tokens."""
     drafter = ReplayDrafter("mixed", VOCAB)
-    async with harness(tiny.llama(), drafter, dtype="bfloat16") as h:
-        requests = [
-            h.request(ids(text) * 2, seed=i, max_tokens=150, temperature=1.0)
-            for i, text in enumerate(PROMPTS)
-        ]
+    rng = random.Random(2)
+    async with harness(
+        tiny.llama(),
+        drafter,
+        dtype="bfloat16",
+        num_gpu_blocks_override=40,
+        max_num_seqs=8,
+        enable_prefix_caching=caching,
+    ) as h:
+        requests = []
+        for seed in range(32):
+            prompt = [rng.randrange(256) for _ in range(rng.randrange(20, 90))]
+            sampling = list(SAMPLING.values())[seed % 3]
+            requests.append(h.request(prompt, seed=seed, max_tokens=100, **sampling))
         alone = []
         for request in requests:
             alone.append(await h.generate(request, speculate=False))
             drafter.learn(request, alone[-1])
-        pool = h.target._pool
-        pool.num_slots = pool.free_slots = 560
+        assert h.target._counters.preemptions == 0
         results = await asyncio.gather(*(h.generate(request) for request in requests))
         assert h.target._counters.preemptions > 0
         for result, expected in zip(results, alone, strict=True):
@@ -181,5 +191,5 @@ async def test_greedy_equals_transformers_generate(text: str) -> None:
         assert answer.tokens == reference[0, len(prompt) :].tolist()
         for i, entry in enumerate(answer.logprobs):
             row = logits[len(prompt) - 1 + i]
-            assert entry.logprob == pytest.approx(float(row[answer.tokens[i]]), abs=1e-4)
-            assert entry.top[0][1] == pytest.approx(float(row.max()), abs=1e-4)
+            assert entry.logprob == pytest.approx(row[answer.tokens[i]].item(), abs=1e-4)
+            assert entry.top[0][1] == pytest.approx(row.max().item(), abs=1e-4)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 import torch
 from transformers import AttentionInterface
 
-from workers.engine.kv_cache import KVLayout, KVSequence, KVShape
+from workers.engine.kv_cache import KVLayout, KVPool, KVSequence, KVShape
 from workers.engine.native.attention import NativeAttention
 from workers.engine.rows import RowBatch
 
@@ -100,6 +100,19 @@ class TorchAttention:
         """Move slots in every layer and head."""
         for planes in (sequence.keys, sequence.values):
             planes[:, :, list(target)] = planes[:, :, list(source)]
+
+    def read_block(self, sequence: KVSequence, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy one block out."""
+        slots = slice(index * KVPool.GRAIN, (index + 1) * KVPool.GRAIN)
+        return sequence.keys[:, :, slots].clone(), sequence.values[:, :, slots].clone()
+
+    def write_block(
+        self, sequence: KVSequence, index: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Copy one block in."""
+        slots = slice(index * KVPool.GRAIN, (index + 1) * KVPool.GRAIN)
+        sequence.keys[:, :, slots] = keys
+        sequence.values[:, :, slots] = values
 
     def step(self, batch: RowBatch) -> "TorchStep":
         """Make the masks of a step."""

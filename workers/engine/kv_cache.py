@@ -40,6 +40,25 @@ class KVLayout(Protocol):
     def move(self, sequence: "KVSequence", source: Sequence[int], target: Sequence[int]) -> None:
         """Move slots within a sequence, one after the other; none moves up."""
 
+    def read_block(self, sequence: "KVSequence", index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of the keys and values of slots 16 × index to 16 × index + 15."""
+
+    def write_block(
+        self, sequence: "KVSequence", index: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put back what `read_block` returned."""
+
+
+class SlotCache(Protocol):
+    """A cache that uses slots of the pool for as long as no sequence needs them."""
+
+    @property
+    def slots(self) -> int:
+        """Slots that it holds."""
+
+    def evict(self, slots: int) -> int:
+        """Give up at least `slots` slots if it holds as many; the number given up."""
+
 
 class KVPool:
     """A fixed number of slots, shared by the sequences of a worker."""
@@ -52,6 +71,28 @@ class KVPool:
         self.num_slots = num_slots // self.GRAIN * self.GRAIN
         self.free_slots = self.num_slots
         self._sequences: set[KVSequence] = set()
+        self._cache: SlotCache | None = None
+
+    @property
+    def cached_slots(self) -> int:
+        """Slots that the attached cache holds."""
+        return 0 if self._cache is None else self._cache.slots
+
+    @property
+    def available_slots(self) -> int:
+        """Slots that a sequence can get: the free ones and those of the cache."""
+        return self.free_slots + self.cached_slots
+
+    def attach_cache(self, cache: SlotCache) -> None:
+        """Let a cache use slots that no sequence needs."""
+        self._cache = cache
+
+    def take_for_cache(self) -> bool:
+        """Take the slots of one block for the attached cache, from older blocks if need be."""
+        if not self._make_free(self.GRAIN):
+            return False
+        self.free_slots -= self.GRAIN
+        return True
 
     def sequence(self) -> "KVSequence":
         """A new, empty sequence."""
@@ -60,13 +101,22 @@ class KVPool:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the slots of all sequences and the free ones add up."""
         held = sum(sequence.capacity for sequence in self._sequences)
-        if held + self.free_slots != self.num_slots:
+        if held + self.cached_slots + self.free_slots != self.num_slots:
             raise RuntimeError(
-                f"KV pool of {self.num_slots} slots: {held} held, {self.free_slots} free"
+                f"KV pool of {self.num_slots} slots: {held} held, {self.cached_slots} cached, "
+                f"{self.free_slots} free"
             )
         for sequence in self._sequences:
             if sequence.length > sequence.capacity:
                 raise RuntimeError(f"sequence of length {sequence.length} in {sequence.capacity}")
+
+    def _make_free(self, slots: int) -> bool:
+        """Whether `slots` slots are free, after the cache gave up what is missing."""
+        if slots > self.available_slots:
+            return False
+        if self._cache is not None and slots > self.free_slots:
+            self.free_slots += self._cache.evict(slots - self.free_slots)
+        return True
 
     def _resize(self, sequence: "KVSequence", capacity: int) -> None:
         self.free_slots -= capacity - sequence.capacity
@@ -92,7 +142,7 @@ class KVSequence:
             return True
         grain = self._pool.GRAIN
         needed = -(-slots // grain) * grain
-        if needed - self.capacity > self._pool.free_slots:
+        if not self._pool._make_free(needed - self.capacity):
             return False
         # Growing in steps of an eighth keeps the cost of copying a small part of a token's.
         roomy = -(-(slots + max(64, slots // 8)) // grain) * grain

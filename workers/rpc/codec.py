@@ -93,7 +93,12 @@ def to_target_codec(vocab_size: int = ANY_VOCABULARY, max_tree_nodes: int = 0) -
 
 def from_target_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
     """Target to coordinator."""
-    fields = {"committed": m.Committed, "finished": m.Finished, "failed": m.Failed}
+    fields = {
+        "committed": m.Committed,
+        "prompt_logprobs": m.PromptLogprobs,
+        "finished": m.Finished,
+        "failed": m.Failed,
+    }
     return Codec(pb.FromTarget, pb.FromTargetMessage, fields, vocab_size)
 
 
@@ -191,6 +196,11 @@ def _encode_sampling(sampling: SamplingParams) -> pb.Sampling:
         min_p=sampling.min_p,
         seed=sampling.seed & (2**64 - 1),
         choice=sampling.choice,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        bias_ids=[token for token, _ in sampling.logit_bias],
+        bias_values=[value for _, value in sampling.logit_bias],
     )
 
 
@@ -203,6 +213,10 @@ def _decode_sampling(sampling: pb.Sampling) -> SamplingParams:
         min_p=sampling.min_p,
         seed=seed - 2**64 if seed >= 2**63 else seed,
         choice=sampling.choice,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=tuple(zip(sampling.bias_ids, sampling.bias_values, strict=True)),
     )
 
 
@@ -216,20 +230,26 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
             max_tokens=message.stopping.max_tokens,
             strings=message.stopping.strings,
             token_ids=sorted(message.stopping.token_ids),
+            min_tokens=message.stopping.min_tokens,
+            ignore_eos=message.stopping.ignore_eos,
+            include_stop=message.stopping.include_stop,
         ),
         logprobs=message.logprobs,
         held_back=message.held_back,
         epoch=message.epoch,
         key_id=message.key_id,
         patience_ms=message.patience_ms,
+        show_special_tokens=message.show_special_tokens,
+        prompt_logprobs=message.prompt_logprobs,
+        priority=message.priority,
     )
 
 
 def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
     if not 1 <= message.prompt_len <= len(message.tokens):
         raise ValueError(f"prompt_len {message.prompt_len} of {len(message.tokens)} tokens")
-    if message.logprobs > limits.MAX_TOP_LOGPROBS:
-        raise ValueError(f"logprobs {message.logprobs}; at most {limits.MAX_TOP_LOGPROBS}")
+    if max(message.logprobs, message.prompt_logprobs) > limits.MAX_TOP_LOGPROBS:
+        raise ValueError(f"more than {limits.MAX_TOP_LOGPROBS} log-probabilities per token")
     return m.OpenTarget(
         lease_id=message.lease_id,
         tokens=tuple(message.tokens),
@@ -239,12 +259,36 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
             max_tokens=message.stopping.max_tokens,
             strings=tuple(message.stopping.strings),
             token_ids=frozenset(message.stopping.token_ids),
+            min_tokens=message.stopping.min_tokens,
+            ignore_eos=message.stopping.ignore_eos,
+            include_stop=message.stopping.include_stop,
         ),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         held_back=message.held_back,
         epoch=message.epoch,
         key_id=message.key_id,
         patience_ms=_finite(message.patience_ms),
+        show_special_tokens=message.show_special_tokens,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        priority=message.priority,
+    )
+
+
+def _encode_logprobs(entries: Sequence[m.TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            logprob=entry.logprob,
+            top_ids=[token for token, _ in entry.top],
+            top_logprobs=[logprob for _, logprob in entry.top],
+        )
+        for entry in entries
+    ]
+
+
+def _decode_logprobs(entries: Iterable[pb.TokenLogprobs]) -> tuple[m.TokenLogprobs, ...]:
+    return tuple(
+        m.TokenLogprobs(entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
+        for entry in entries
     )
 
 
@@ -255,14 +299,7 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
         accepted=message.accepted,
         drafted=message.drafted,
         tested=message.tested,
-        logprobs=[
-            pb.TokenLogprobs(
-                logprob=entry.logprob,
-                top_ids=[token for token, _ in entry.top],
-                top_logprobs=[logprob for _, logprob in entry.top],
-            )
-            for entry in message.logprobs
-        ],
+        logprobs=_encode_logprobs(message.logprobs),
         text=message.text,
         held_back=message.held_back,
         timings=pb.TargetTimings(
@@ -282,12 +319,7 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
         tested=message.tested,
         text=message.text,
         held_back=message.held_back,
-        logprobs=tuple(
-            m.TokenLogprobs(
-                entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True))
-            )
-            for entry in message.logprobs
-        ),
+        logprobs=_decode_logprobs(message.logprobs),
         timings=m.TargetTimings(
             message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
         ),
@@ -369,6 +401,9 @@ _ENCODERS: Final[dict[type, Encoder]] = {
     m.Patience: lambda x: pb.Patience(milliseconds=x.milliseconds),
     m.Close: lambda x: pb.Close(),
     m.Committed: _encode_committed,
+    m.PromptLogprobs: lambda x: pb.PromptLogprobs(
+        first_position=x.first_position, logprobs=_encode_logprobs(x.logprobs)
+    ),
     m.Finished: _encode_finished,
     m.Failed: lambda x: pb.Failed(code=x.code, message=x.message),
     m.OpenDraft: _encode_open_draft,
@@ -382,6 +417,7 @@ _DECODERS: Final[dict[type, Decoder]] = {
     m.Patience: lambda x: m.Patience(_finite(x.milliseconds)),
     m.Close: lambda x: m.Close(),
     m.Committed: _decode_committed,
+    m.PromptLogprobs: lambda x: m.PromptLogprobs(x.first_position, _decode_logprobs(x.logprobs)),
     m.Finished: _decode_finished,
     m.Failed: lambda x: m.Failed(x.code, x.message),
     m.OpenDraft: _decode_open_draft,

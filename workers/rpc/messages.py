@@ -48,6 +48,9 @@ class OpenTarget:
     epoch: int = 0
     key_id: str = ""
     patience_ms: float = 0.0
+    show_special_tokens: bool = False
+    prompt_logprobs: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,14 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a part of the prompt."""
+
+    first_position: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +173,6 @@ class Proposal:
 
 
 ToTargetMessage = OpenTarget | Propose | Patience | Close
-FromTargetMessage = Committed | Finished | Failed
+FromTargetMessage = Committed | PromptLogprobs | Finished | Failed
 ToDraftMessage = OpenDraft | Commit | Close
 FromDraftMessage = Proposal | Failed

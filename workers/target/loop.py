@@ -118,6 +118,8 @@ class TargetLoop:
             for session in closed:
                 self._scheduler.remove(session)
             start = self._scheduler.next_start()
+            if start is None:
+                self._scheduler.check_integrity()
             with self._condition:
                 if self._awake:
                     continue
@@ -139,16 +141,18 @@ class TargetLoop:
         for item in work:
             session, wanted = item.session, len(item.rows.wanted)
             waited_ns = int(max(0.0, started - session.ready_since) * 1e9)
+            timings = m.TargetTimings(waited_ns, step_ns, rows.num_rows)
             try:
-                committed = session.advance(logits[first : first + wanted])
+                messages = session.advance(logits[first : first + wanted])
             except ValueError as error:
                 session.finished = m.Failed("INTERNAL", str(error))
-                committed = None
+                messages = []
             first += wanted
-            if committed is not None:
-                timings = m.TargetTimings(waited_ns, step_ns, rows.num_rows)
-                results.append((session, replace(committed, timings=timings)))
+            for message in messages:
+                if isinstance(message, m.Committed):
+                    message = replace(message, timings=timings)
+                results.append((session, message))
+            self._scheduler.stepped(session)
             if session.finished is not None:
-                self._scheduler.remove(session)
                 results.append((session, session.finished))
         return results

@@ -2,18 +2,22 @@
 
 A session whose committed tokens are not all in the cache catches up in chunks; one that is decoding
 takes its anchor and what was proposed. Both share a step under one budget of rows. When the cache is
-full, the session that came last gives its slots up and catches up again later; its tokens do not
+full, the session that matters least gives its slots up and catches up again later; its tokens do not
 change. Drafted rows never cause that: the tree is cut.
 """
 
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 from workers.engine.kv_cache import KVPool
+from workers.engine.prefix_cache import PrefixCache
 from workers.engine.rows import SequenceRows
 from workers.target.counters import Counters
 from workers.target.session import TargetSession
 from workers.tree import TokenTree
+
+Policy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +29,30 @@ class Work:
 
 
 class Scheduler:
-    """Queues and admits sessions, and plans steps."""
+    """Queues and admits sessions, and plans steps.
+
+    Of those that wait, the first is the one with the smallest priority number (under the policy
+    "priority"), then one whose key has the fewest sessions running, then the one that came first: so no
+    key can keep the others out.
+    """
 
     def __init__(
-        self, pool: KVPool, max_num_seqs: int, max_num_batched_tokens: int, counters: Counters
+        self,
+        pool: KVPool,
+        prefix_cache: PrefixCache | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: Policy,
+        counters: Counters,
     ) -> None:
         self._pool = pool
+        self._prefix_cache = prefix_cache
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
-        self.waiting: deque[TargetSession] = deque()
-        self.running: list[TargetSession] = []
+        self._policy = policy
         self._counters = counters
+        self.waiting: list[TargetSession] = []
+        self.running: list[TargetSession] = []
 
     def add(self, session: TargetSession) -> None:
         """Queue a new session."""
@@ -48,6 +65,14 @@ class Scheduler:
         elif session in self.waiting:
             self.waiting.remove(session)
         session.kv.free()
+
+    def stepped(self, session: TargetSession) -> None:
+        """A session took part in a step: keep its prefix for others, and forget it if it is over."""
+        over = session.finished is not None
+        if self._prefix_cache is not None and (over or session.just_prefilled):
+            self._prefix_cache.store(session.kv, session.tokens)
+        if over:
+            self.remove(session)
 
     def next_start(self) -> float | None:
         """When the next step can start, on time.monotonic's clock; None if there is nothing to do.
@@ -79,6 +104,15 @@ class Scheduler:
         self.running.sort(key=lambda session: id(session) in planned)
         return work
 
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if slots were lost; called when nothing runs."""
+        self._pool.check_integrity()
+        if not self.running and self._pool.available_slots != self._pool.num_slots:
+            raise RuntimeError(
+                f"nothing runs, but only {self._pool.available_slots} of {self._pool.num_slots} slots "
+                "are available"
+            )
+
     def _rows(self, session: TargetSession, rows_left: int) -> SequenceRows | None:
         if not session.decoding:
             count = min(session.pending, rows_left)
@@ -90,20 +124,30 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_num_seqs:
-            session = self.waiting[0]
+            running = Counter(session.request.key_id for session in self.running)
+            session = min(
+                self.waiting,
+                key=lambda s: (self._priority(s), running[s.request.key_id], s.arrival),
+            )
             # Room for the first new token as well, or the session would be preempted at once.
-            if self.running and self._pool.free_slots < session.pending + KVPool.GRAIN:
+            if self.running and self._pool.available_slots < session.pending + KVPool.GRAIN:
                 return
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(session)
+            self.running.append(session)
+            if self._prefix_cache is not None and not session.wants_prompt_logprobs:
+                self._prefix_cache.restore(session.kv, session.tokens)
 
     def _make_room(self, session: TargetSession, rows: int) -> bool:
-        """Reserve slots for a session, taking them from those that came after it."""
+        """Reserve slots for a session, taking them from those that matter less."""
         while not session.kv.reserve(session.kv.length + rows):
-            victim = max(self.running, key=lambda other: other.arrival)
+            victim = max(self.running, key=lambda other: (self._priority(other), other.arrival))
             victim.kv.free()
             self._counters.preemptions += 1
             self.running.remove(victim)
-            self.waiting.appendleft(victim)
+            self.waiting.append(victim)
             if victim is session:
                 return False
         return True
+
+    def _priority(self, session: TargetSession) -> int:
+        return session.request.priority if self._policy == "priority" else 0

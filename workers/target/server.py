@@ -22,6 +22,7 @@ from workers import checkpoint
 from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
 from workers.engine.model import Model
+from workers.engine.prefix_cache import PrefixCache
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
 from workers.rpc import messages as m
@@ -60,8 +61,14 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             )
         self._pool = self._model.pool(_num_slots(self._model, config, self._max_model_len))
         self._counters = Counters()
+        self._prefix_cache = PrefixCache(self._pool) if config.enable_prefix_caching else None
         self._scheduler = Scheduler(
-            self._pool, config.max_num_seqs, config.max_num_batched_tokens, self._counters
+            self._pool,
+            self._prefix_cache,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.scheduling_policy,
+            self._counters,
         )
         self._loop = TargetLoop(
             self._model, self._scheduler, self._deliver_soon, self._counters, config.num_threads
@@ -131,7 +138,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             waiting_sessions=len(self._scheduler.waiting),
             leases=len(self.leases),
             kv_slots=self._pool.num_slots,
-            kv_free_slots=self._pool.free_slots,
+            kv_free_slots=self._pool.available_slots,
+            prefix_queries=self._prefix_cache.queries if self._prefix_cache else 0,
+            prefix_hits=self._prefix_cache.hits if self._prefix_cache else 0,
             **asdict(self._counters),
         )
 
@@ -212,12 +221,15 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
         budget = config.gpu_memory_utilization * psutil.virtual_memory().available
     slot_bytes = model.kv_shape.slot_bytes
     slots = int(min(budget // slot_bytes, config.max_num_seqs * (max_model_len + KVPool.GRAIN)))
+    if config.num_gpu_blocks_override:
+        slots = config.num_gpu_blocks_override * KVPool.GRAIN
     if slots < max_model_len:
         raise ValueError(
             f"max_model_len {max_model_len} needs {max_model_len * slot_bytes / 2**20:.0f} MiB of KV "
-            f"cache, but gpu_memory_utilization {config.gpu_memory_utilization} leaves "
-            f"{budget / 2**20:.0f} MiB ({max(0, slots)} tokens): lower max_model_len or raise "
-            "gpu_memory_utilization"
+            f"cache, but it has {max(0, slots)} tokens ({max(0, slots) * slot_bytes / 2**20:.0f} MiB) "
+            f"at gpu_memory_utilization {config.gpu_memory_utilization} of "
+            f"{budget / config.gpu_memory_utilization / 2**20:.0f} MiB: lower max_model_len or raise "
+            "gpu_memory_utilization or num_gpu_blocks_override"
         )
     return slots
 

@@ -52,12 +52,23 @@ class TargetSession:
         self.ready_since = time.monotonic()
         self.mailbox: m.Propose | None = None
         self._proposed: TokenTree | None = None
-        self._stop_ids = eos_token_ids | request.stopping.token_ids
+        stopping = request.stopping
+        eos = frozenset() if stopping.ignore_eos else eos_token_ids
+        self._stop_ids = eos | stopping.token_ids
+        self._processors = sampling.Processors(
+            request.sampling,
+            request.tokens[: request.prompt_len],
+            request.tokens[request.prompt_len :],
+            self._stop_ids,
+            stopping.min_tokens,
+        )
+        self._prompt_logprobs_from = 1
+        self.just_prefilled = False
         self._max_len = min(max_model_len, request.prompt_len + request.stopping.max_tokens)
         self._max_tree_nodes = max_tree_nodes
         self._counters = counters
-        self._detokenizer = Detokenizer(tokenizer, self.tokens)
-        self._stops = StopStrings(request.stopping.strings, request.held_back)
+        self._detokenizer = Detokenizer(tokenizer, self.tokens, request.show_special_tokens)
+        self._stops = StopStrings(stopping.strings, request.held_back, stopping.include_stop)
         self._text: list[str] = []
         self._rows: SequenceRows
         self._tree = TokenTree()
@@ -66,6 +77,14 @@ class TargetSession:
     def pending(self) -> int:
         """Committed tokens that are not in the cache; 1 while decoding, more before."""
         return len(self.tokens) - self.kv.length
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be computed."""
+        return (
+            self.request.prompt_logprobs is not None
+            and self._prompt_logprobs_from < self.request.prompt_len
+        )
 
     @property
     def decoding(self) -> bool:
@@ -117,35 +136,47 @@ class TargetSession:
         self._tree = TokenTree()
         start = self.kv.length
         tokens = self.tokens[start : start + count]
-        wanted = [len(tokens) - 1] if start + count == len(self.tokens) else []
+        # The row at a position predicts the token after it.
+        needed_from = len(self.tokens) - 1
+        if self.wants_prompt_logprobs:
+            needed_from = self._prompt_logprobs_from - 1
+        wanted = range(max(0, needed_from - start), len(tokens))
         self._rows = SequenceRows(self.kv, tokens, wanted)
         return self._rows
 
-    def advance(self, logits: torch.Tensor) -> m.Committed | None:
-        """Take a step's logits [wanted rows, V]: verify, commit, and say what was committed.
+    def advance(self, logits: torch.Tensor) -> list[m.PromptLogprobs | m.Committed]:
+        """Take a step's logits [wanted rows, V]: verify, commit, and say what is new.
 
-        None if the step only filled the cache. Sets `finished` when the answer ends. Raises ValueError
-        if the logits are unusable.
+        Sets `finished` when the answer ends. Raises ValueError if the logits are unusable.
         """
-        if not self._rows.wanted:
+        messages: list[m.PromptLogprobs | m.Committed] = []
+        self.just_prefilled = False
+        if self._rows.parents is None:
+            start = self.kv.length + len(self._rows.tokens) - len(self._rows.wanted)
             self.kv.keep(range(len(self._rows.tokens)))
-            return None
+            if self.wants_prompt_logprobs:
+                messages += self._prompt_logprobs(logits, start)
+            if self.pending:
+                return messages
+            logits = logits[-1:]
+            self.just_prefilled = True
+        messages.append(self._verify(logits))
+        return messages
+
+    def _verify(self, logits: torch.Tensor) -> m.Committed:
         base_len = len(self.tokens)
         logprobs: list[m.TokenLogprobs] = []
 
         def target_token(node: int) -> int:
             row = logits[0] if node == ANCHOR else logits[node + 1]
-            token = sampling.draw(row, self.request.sampling, len(self.tokens))
+            processed = self._processors.apply(row)
+            token = sampling.draw(processed, self.request.sampling, len(self.tokens))
             if self.request.logprobs is not None:
-                logprobs.append(
-                    m.TokenLogprobs(*sampling.top_logprobs(row, token, self.request.logprobs))
-                )
+                logprobs.append(_token_logprobs(row, token, self.request.logprobs))
             return token
 
         verdict = verification.walk(self._tree, target_token, self._commit)
-        if self._rows.parents is None:
-            self.kv.keep(range(len(self._rows.tokens)))
-        else:
+        if self._rows.parents is not None:
             # The last committed token is the next anchor: it has no row yet.
             known = verdict.accepted[: len(verdict.tokens) - 1]
             self.kv.keep([0, *(node + 1 for node in known)])
@@ -166,23 +197,46 @@ class TargetSession:
             logprobs=tuple(logprobs),
         )
 
+    def _prompt_logprobs(self, logits: torch.Tensor, start: int) -> list[m.PromptLogprobs]:
+        """Those of the prompt's tokens that rows from position `start` on predict."""
+        count = self.request.prompt_logprobs
+        assert count is not None
+        first = start + 1
+        tokens = self.tokens[first : min(first + len(logits), self.request.prompt_len)]
+        if not tokens or first != self._prompt_logprobs_from:
+            return []
+        self._prompt_logprobs_from = first + len(tokens)
+        entries = [
+            _token_logprobs(row, token, count) for row, token in zip(logits, tokens, strict=False)
+        ]
+        return [m.PromptLogprobs(first, tuple(entries))]
+
     def _commit(self, token: int) -> bool:
         """Make a token part of the answer; whether the answer goes on."""
         self.tokens.append(token)
-        if token in self._stop_ids:
+        self._processors.observe(token)
+        stopping = self.request.stopping
+        length = len(self.tokens) - self.request.prompt_len
+        if token in self._stop_ids and length > stopping.min_tokens:
+            last = self._detokenizer.add(token) if stopping.include_stop else ""
+            self._show(last + self._detokenizer.flush())
             self.finished = m.Finished("stop", stop_token=token)
-            self._text.append(self._stops.add(self._detokenizer.flush()))
             return False
-        self._text.append(self._stops.add(self._detokenizer.add(token)))
+        text = self._detokenizer.add(token)
+        if length <= stopping.min_tokens:
+            self._text.append(text)
+        else:
+            self._show(text)
+        if self._stops.found is None and len(self.tokens) >= self._max_len:
+            self._show(self._detokenizer.flush())
+            self.finished = m.Finished("length")
         if self._stops.found is not None:
             self.finished = m.Finished("stop", stop_string=self._stops.found)
-            return False
-        if len(self.tokens) >= self._max_len:
-            self._text.append(self._stops.add(self._detokenizer.flush()))
-            self.finished = (
-                m.Finished("length")
-                if self._stops.found is None
-                else m.Finished("stop", stop_string=self._stops.found)
-            )
-            return False
-        return True
+        return self.finished is None
+
+    def _show(self, text: str) -> None:
+        self._text.append(self._stops.add(text))
+
+
+def _token_logprobs(row: torch.Tensor, token: int, count: int) -> m.TokenLogprobs:
+    return m.TokenLogprobs(*sampling.top_logprobs(row, token, count))

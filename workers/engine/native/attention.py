@@ -86,6 +86,18 @@ class NativeAttention:
             len(source),
         )
 
+    def read_block(self, sequence: KVSequence, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy one block out."""
+        slots = slice(index * _LANES, (index + 1) * _LANES)
+        return sequence.keys[:, :, index].clone(), sequence.values[:, :, slots].clone()
+
+    def write_block(
+        self, sequence: KVSequence, index: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Copy one block in."""
+        sequence.keys[:, :, index] = keys
+        sequence.values[:, :, index * _LANES : (index + 1) * _LANES] = values
+
     def step(self, batch: RowBatch) -> "NativeStep":
         """Prepare a step: what is the same in every layer is made once."""
         return NativeStep(self._library, batch)

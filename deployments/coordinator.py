@@ -10,8 +10,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import grpc.aio
 
@@ -51,13 +52,23 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request says about its answer, alike for HTTP and gRPC; None means the default."""
+    """What a request says about its answer, alike for HTTP and gRPC; None means the default.
 
-    sampling: SamplingParams
+    `sampling` holds the fields of SamplingParams that the request gives.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    show_special_tokens: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
     speculation: SpeculationOptions = SpeculationOptions()
     timeout_s: float | None = None
 
@@ -96,50 +107,69 @@ class Coordinator:
                 f"the model {name!r} does not exist; this server has {self.config.model_id!r}"
             )
 
-    def request(self, prompt: Sequence[int], options: Options) -> GenerationRequest:
-        """A request within the model's limits; raises InvalidRequest naming the one it breaks."""
+    def requests(
+        self, prompt: Sequence[int], options: Options, choices: int = 1
+    ) -> list[GenerationRequest]:
+        """The requests of `choices` answers to one prompt, within the model's limits.
+
+        Raises InvalidRequest naming the limit that is broken.
+        """
         model = self.model
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens", "prompt")
-        highest = max(prompt)
-        if highest >= model.info.vocab_size or min(prompt) < 0:
-            raise InvalidRequest(
-                f"prompt has token id {highest}; ids are below {model.info.vocab_size}", "prompt"
-            )
+        if options.truncate_prompt_tokens is not None:
+            keep = options.truncate_prompt_tokens
+            prompt = prompt[-(model.info.max_model_len - 1 if keep == -1 else keep) :]
+        self._check_prompt(prompt)
         room = model.info.max_model_len - len(prompt)
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens; the model's length is "
-                f"{model.info.max_model_len} with at least one token of the answer",
-                "prompt",
+        max_tokens = options.max_tokens
+        if max_tokens is None:
+            max_tokens = min(
+                room, int(model.tokenizer.sampling_defaults.get("max_new_tokens", room))
             )
-        if options.max_tokens is not None and options.max_tokens > room:
+        if max_tokens > room:
             raise InvalidRequest(
-                f"max_tokens is {options.max_tokens}, but after a prompt of {len(prompt)} tokens the "
-                f"model's length of {model.info.max_model_len} leaves {room}",
+                f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens the model's "
+                f"length of {model.info.max_model_len} leaves {room}",
                 "max_tokens",
             )
-        if any(not 0 <= token < model.info.vocab_size for token in options.stop_token_ids):
+        if options.priority and self.config.target.scheduling_policy != "priority":
             raise InvalidRequest(
-                f"stop_token_ids must be from 0 to {model.info.vocab_size - 1}", "stop_token_ids"
+                "priority needs a target with scheduling_policy: priority", "priority"
             )
+        self._check_ids("stop_token_ids", options.stop_token_ids)
+        # A request without a seed gets one, so that whoever goes on with it goes on with the same.
+        seed = secrets.randbits(63)
         try:
             stopping = StopRules(
-                max_tokens=room if options.max_tokens is None else options.max_tokens,
+                max_tokens=max_tokens or 1,
                 strings=options.stop,
                 token_ids=frozenset(options.stop_token_ids),
+                min_tokens=options.min_tokens,
+                ignore_eos=options.ignore_eos,
+                include_stop=options.include_stop,
             )
+            sampling = [
+                SamplingParams(**{"seed": seed, **self._sampling(options), "choice": choice})
+                for choice in range(choices)
+            ]
         except ValueError as error:
-            raise InvalidRequest(str(error)) from error
+            # Our own messages begin with the name of the parameter.
+            raise InvalidRequest(str(error), str(error).split(" ", 1)[0]) from error
         limit = self.thresholds.request_limit_s
-        return GenerationRequest(
-            prompt=tuple(prompt),
-            sampling=options.sampling,
-            stopping=stopping,
-            logprobs=options.logprobs,
-            speculation=self._speculation(options.speculation),
-            deadline=time.monotonic() + min(limit, options.timeout_s or limit),
-        )
+        return [
+            GenerationRequest(
+                prompt=tuple(prompt),
+                sampling=params,
+                stopping=stopping,
+                logprobs=options.logprobs,
+                prompt_logprobs=options.prompt_logprobs,
+                prompt_only=max_tokens == 0,
+                show_special_tokens=options.show_special_tokens,
+                priority=options.priority,
+                speculation=self._speculation(options.speculation),
+                deadline=time.monotonic() + min(limit, options.timeout_s or limit),
+            )
+            for params in sampling
+        ]
 
     def generation(self, request: GenerationRequest) -> Generation:
         """A generation for the request; it starts when its pieces are iterated."""
@@ -180,6 +210,43 @@ class Coordinator:
                 await asyncio.sleep(1.0)
         logger.info("serving %s: %s", self.config.model_id, self._model.info)
 
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        info = self.model.info
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens", "prompt")
+        self._check_ids("prompt", prompt)
+        if len(prompt) >= info.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens; the model's length is {info.max_model_len} "
+                "with at least one token of the answer",
+                "prompt",
+            )
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        vocab_size = self.model.info.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise InvalidRequest(
+                    f"{name} has token id {token}; ids are from 0 to {vocab_size - 1}", name
+                )
+
+    def _sampling(self, options: Options) -> dict[str, Any]:
+        """Fields of SamplingParams: the model's own defaults, and over them what the request gives."""
+        known = {field.name for field in fields(SamplingParams)}
+        defaults = self.model.tokenizer.sampling_defaults
+        merged: dict[str, Any] = {
+            name: int(value) if name == "top_k" else value
+            for name, value in defaults.items()
+            if name in known
+        }
+        merged.update((k, v) for k, v in options.sampling.items() if v is not None)
+        if merged.get("top_k") == -1:
+            merged["top_k"] = 0
+        bias = sorted(dict(merged.get("logit_bias") or {}).items())
+        self._check_ids("logit_bias", [token for token, _ in bias])
+        merged["logit_bias"] = tuple(bias)
+        return merged
+
     def _speculation(self, options: SpeculationOptions) -> Speculation:
         names = [name for name in options.drafters if name != AUTO] or self.drafter_names
         unknown = [name for name in names if name not in self.drafter_names]
@@ -201,28 +268,3 @@ class Coordinator:
             max_draft_tokens=min(wanted, allowed),
             tree=options.tree,
         )
-
-
-def sampling_params(
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    seed: int | None,
-    choice: int = 0,
-) -> SamplingParams:
-    """Sampling with OpenAI's defaults for what is None; an unseeded request gets a seed of its own.
-
-    Raises InvalidRequest for a value out of range.
-    """
-    try:
-        return SamplingParams(
-            temperature=1.0 if temperature is None else temperature,
-            top_k=0 if top_k is None or top_k == -1 else top_k,
-            top_p=1.0 if top_p is None else top_p,
-            min_p=0.0 if min_p is None else min_p,
-            seed=secrets.randbits(63) if seed is None else seed,
-            choice=choice,
-        )
-    except ValueError as error:
-        raise InvalidRequest(str(error), str(error).split(" ", 1)[0]) from error

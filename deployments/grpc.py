@@ -8,7 +8,7 @@ from typing import Final
 
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.coordinator import Coordinator, Options, SpeculationOptions, sampling_params
+from deployments.coordinator import Coordinator, Options, SpeculationOptions
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from protos import inference_pb2 as pb
@@ -30,7 +30,10 @@ async def generate(
         _check_peer(context)
         coordinator.check_model(request.model)
         prompt = await _prompt(coordinator, request)
-        generation = coordinator.generation(coordinator.request(prompt, _options(request)))
+        asked = coordinator.requests(prompt, _options(request))[0]
+        if asked.prompt_only:
+            raise InvalidRequest("max_tokens must be at least 1, not 0", "max_tokens")
+        generation = coordinator.generation(asked)
         tokens = 0
         async for piece in generation.pieces():
             tokens += len(piece.tokens)
@@ -130,17 +133,16 @@ def _options(request: pb.GenerateRequest) -> Options:
             f"logprobs must be from 0 to {limits.MAX_TOP_LOGPROBS}, not {request.logprobs}",
             "logprobs",
         )
+    # Every field of Sampling has the name of the one in SamplingParams.
+    given = {field.name: value for field, value in sampling.ListFields()}
     return Options(
-        sampling=sampling_params(
-            sampling.temperature if sampling.HasField("temperature") else None,
-            sampling.top_k if sampling.HasField("top_k") else None,
-            sampling.top_p if sampling.HasField("top_p") else None,
-            sampling.min_p if sampling.HasField("min_p") else None,
-            sampling.seed if sampling.HasField("seed") else None,
-        ),
+        sampling=given,
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens,
         stop=tuple(stopping.stop),
         stop_token_ids=tuple(stopping.stop_token_ids),
+        ignore_eos=stopping.ignore_eos,
+        include_stop=stopping.include_stop_str_in_output,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         speculation=SpeculationOptions(
             enabled=speculation.enabled if speculation.HasField("enabled") else True,

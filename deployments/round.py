@@ -49,14 +49,21 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer that is asked for."""
+    """One answer that is asked for; `deadline` is on time.monotonic's clock.
+
+    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted.
+    """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     stopping: StopRules
-    logprobs: int | None
-    speculation: Speculation
     deadline: float
+    speculation: Speculation = Speculation()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    show_special_tokens: bool = False
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -66,6 +73,7 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[m.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[m.TokenLogprobs] = field(default_factory=list)
     finished: m.Finished | None = None
 
 
@@ -135,14 +143,20 @@ class Generation:
             self._set_patience(self._patience.committed(committed))
         if not first:
             self.stats.committed(committed)
+        if self.request.prompt_only:
+            return
         self._piece.tokens += committed.tokens
         self._piece.text += committed.text
         self._piece.logprobs += committed.logprobs
         self._news.set()
 
+    def prompt_scored(self, scored: m.PromptLogprobs) -> None:
+        """Log-probabilities of a part of the prompt; they leave with the first token."""
+        self._piece.prompt_logprobs += scored.logprobs
+
     def finished(self, finished: m.Finished) -> None:
         """The answer is complete."""
-        self._piece.finished = finished
+        self._piece.finished = m.Finished("length") if self.request.prompt_only else finished
         self._news.set()
 
     def failed(self, error: ServiceError) -> None:
@@ -197,6 +211,9 @@ class Generation:
             sampling=self.request.sampling,
             stopping=self.request.stopping,
             logprobs=self.request.logprobs,
+            prompt_logprobs=self.request.prompt_logprobs,
+            show_special_tokens=self.request.show_special_tokens,
+            priority=self.request.priority,
         )
 
     def _open_draft(self, lease_id: str) -> m.OpenDraft:
@@ -222,6 +239,8 @@ class _TargetSide:
         match message:
             case m.Committed():
                 self._generation.committed(message)
+            case m.PromptLogprobs():
+                self._generation.prompt_scored(message)
             case m.Finished():
                 self._generation.finished(message)
             case m.Failed(code, text):

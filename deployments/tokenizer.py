@@ -23,34 +23,64 @@ _BLOCK: Final = "▁"
 
 
 class PromptTokenizer:
-    """Prompts to ids, and ids to what stands for them in log-probabilities."""
+    """Prompts to ids, and ids to what stands for them in log-probabilities.
+
+    `sampling_defaults` are the model's own, by parameter.
+    """
 
     def __init__(self, files: pb.Tokenizer) -> None:
         self._tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
         self._special_tokens = dict(files.special_tokens)
+        self.sampling_defaults = dict(files.sampling_defaults)
         self._template = _compile(files.chat_template) if files.chat_template else None
         decoder = json.dumps(json.loads(files.tokenizer_json)["decoder"], ensure_ascii=False)
         self._byte_level = '"ByteLevel"' in decoder
         self._spaces_as_blocks = _BLOCK in decoder
 
-    async def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with the tokenizer's own special tokens around it."""
-        return await asyncio.to_thread(self._encode, text, True)
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of plain text, with the tokenizer's own special tokens around it unless told not to."""
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Ids of a conversation, rendered for the assistant to answer.
 
-        Raises InvalidRequest if the model has no template or the template refuses the messages.
+        With `continue_final_message` the last message is left open, to be gone on with. Raises
+        InvalidRequest if the model has no template or the template refuses the messages.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message needs add_generation_prompt: false: the last message is either "
+                "gone on with or answered",
+                "continue_final_message",
+            )
         try:
             text = self._template.render(
-                messages=messages, add_generation_prompt=True, **self._special_tokens
+                **{
+                    **self._special_tokens,
+                    **(template_kwargs or {}),
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses: {error}", "messages") from error
-        return await asyncio.to_thread(self._encode, text, False)
+        if continue_final_message:
+            text = _open_end(text, str(messages[-1]["content"]))
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Long texts take a while, and the event loop carries everyone's rounds.
@@ -71,6 +101,21 @@ class PromptTokenizer:
             # Decoded alone, a word would lose the space before it.
             return name.replace(_BLOCK, " ").encode()
         return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+
+
+def _open_end(text: str, last: str) -> str:
+    """Rendered text up to the end of its last message's content."""
+    trimmed = last.strip()
+    at = text.rfind(trimmed)
+    if at < 0:
+        raise InvalidRequest(
+            "the chat template changes the last message, so it cannot be gone on with",
+            "continue_final_message",
+        )
+    # Some templates trim the content; where this one does not, neither is it trimmed here.
+    tail = last[len(last.rstrip()) :]
+    end = at + len(trimmed)
+    return text[: end + len(tail)] if text.startswith(tail, end) else text[:end]
 
 
 def _compile(template: str) -> jinja2.Template:

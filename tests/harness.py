@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from deployments import round as round_module
 from deployments.lease import Lease
@@ -62,6 +63,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[m.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[m.TokenLogprobs] = field(default_factory=list)
     finished: m.Finished | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     pieces: list[Piece] = field(default_factory=list)
@@ -72,6 +74,7 @@ class Answer:
         assert self.text == other.text
         assert self.finished == other.finished
         assert self.logprobs == other.logprobs
+        assert self.prompt_logprobs == other.prompt_logprobs
 
     def check_stats(self) -> None:
         """Assert the equation that every answer's statistics keep."""
@@ -188,13 +191,25 @@ class Harness:
         tree: bool = True,
         max_draft_tokens: int = 12,
         timeout_s: float = 60.0,
-        **sampling: float,
+        prompt_logprobs: int | None = None,
+        show_special_tokens: bool = False,
+        priority: int = 0,
+        **others: Any,
     ) -> GenerationRequest:
+        """A request; what is neither named here nor a stop rule is a sampling parameter."""
+        rules = {
+            name: others.pop(name)
+            for name in ("min_tokens", "ignore_eos", "include_stop")
+            if name in others
+        }
         return GenerationRequest(
             prompt=tuple(prompt),
-            sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
-            stopping=StopRules(max_tokens, tuple(stop), frozenset(stop_token_ids)),
+            sampling=SamplingParams(**{"temperature": 0.0, **others}),
+            stopping=StopRules(max_tokens, tuple(stop), frozenset(stop_token_ids), **rules),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            show_special_tokens=show_special_tokens,
+            priority=priority,
             speculation=Speculation(("test",), max_draft_tokens, tree),
             deadline=time.monotonic() + timeout_s,
         )
@@ -207,6 +222,7 @@ class Harness:
             answer.tokens += piece.tokens
             answer.text += piece.text
             answer.logprobs += piece.logprobs
+            answer.prompt_logprobs += piece.prompt_logprobs
             answer.finished = piece.finished
         answer.check_stats()
         return answer

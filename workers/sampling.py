@@ -196,9 +196,9 @@ class Processors:
 
 def top_logprobs(
     logits: torch.Tensor, token: int, count: int
-) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log-probability of a token and the `count` likeliest ones, from raw logits, float32 [V]."""
+) -> tuple[float, tuple[tuple[int, float], ...], int]:
+    """Log-probability of a token, the `count` likeliest ones, and its rank, from raw logits, float32 [V]."""
     logprobs = logits.log_softmax(0)
     best = logprobs.topk(count)
     top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return float(logprobs[token]), top
+    return float(logprobs[token]), top, 1 + int((logits > logits[token]).sum())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.openai.logprobs import chat_logprobs, completion_logprobs
+from deployments.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from deployments.tokenizer import PromptTokenizer
@@ -15,12 +15,24 @@ from deployments.tokenizer import PromptTokenizer
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it has come."""
+    """One answer as far as it has come; `prompt_index` tells which prompt of the request it answers."""
 
     prompt: Sequence[int]
+    prompt_index: int = 0
     tokens: list[int] = field(default_factory=list)
     text_length: int = 0
+    begun: bool = False
     stats: RequestStats = field(default_factory=RequestStats)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the request wants to see besides text."""
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    echo: bool = False
 
 
 class AnswerFormat(ABC):
@@ -30,12 +42,9 @@ class AnswerFormat(ABC):
     object: str
     chunk_object: str
 
-    def __init__(
-        self, model: str, tokenizer: PromptTokenizer, logprobs: bool, token_ids: bool
-    ) -> None:
+    def __init__(self, model: str, tokenizer: PromptTokenizer, wanted: Wanted) -> None:
         self.tokenizer = tokenizer
-        self._logprobs = logprobs
-        self._token_ids = token_ids
+        self.wanted = wanted
         self._head = {
             "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -60,8 +69,8 @@ class AnswerFormat(ABC):
         """The part of a chunk's choice that holds its text."""
 
     @abstractmethod
-    def logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
-        """The `logprobs` of a choice or chunk whose text starts at a character offset."""
+    def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """The `logprobs` of a choice or chunk."""
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """One chunk of a stream."""
@@ -69,7 +78,11 @@ class AnswerFormat(ABC):
 
     def piece_chunk(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
         """The chunk of one piece of an answer."""
-        return self.chunk([self._choice(index, choice, piece, self.delta(piece.text))])
+        text = self._text(choice, piece)
+        made = self.chunk([self._choice(index, choice, piece, self.delta(text))])
+        choice.text_length += len(text)
+        choice.begun = True
+        return made
 
     def whole(self, choices: Sequence[Choice], pieces: Sequence[Piece]) -> dict[str, Any]:
         """A whole answer; `pieces` are the choices' merged pieces."""
@@ -77,11 +90,17 @@ class AnswerFormat(ABC):
             **self._head,
             "object": self.object,
             "choices": [
-                self._choice(index, choice, piece, self.content(piece.text))
+                self._choice(index, choice, piece, self.content(self._text(choice, piece)))
                 for index, (choice, piece) in enumerate(zip(choices, pieces, strict=True))
             ],
             "usage": usage(choices),
         }
+
+    def _text(self, choice: Choice, piece: Piece) -> str:
+        """The text of a piece, behind the prompt's where it is echoed."""
+        if self.wanted.echo and not choice.begun:
+            return self.tokenizer.decode(choice.prompt) + piece.text
+        return piece.text
 
     def _choice(
         self, index: int, choice: Choice, piece: Piece, content: dict[str, Any]
@@ -90,14 +109,18 @@ class AnswerFormat(ABC):
         made = {
             "index": index,
             **content,
-            "logprobs": self.logprobs(piece, choice.text_length) if self._logprobs else None,
+            "logprobs": self.logprobs(choice, piece) if self.wanted.logprobs else None,
             "finish_reason": None if finished is None else finished.reason,
         }
         if finished is not None:
             made["stop_reason"] = finished.stop_string or finished.stop_token
-        if self._token_ids:
+        if self.wanted.token_ids:
             made["token_ids"] = piece.tokens
             made["prompt_token_ids"] = list(choice.prompt)
+        if self.wanted.prompt_logprobs and not choice.begun:
+            made["prompt_logprobs"] = prompt_logprobs(
+                self.tokenizer, choice.prompt, piece.prompt_logprobs
+            )
         return made
 
 
@@ -118,7 +141,7 @@ class ChatFormat(AnswerFormat):
     def delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}}
 
-    def logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
+    def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         return chat_logprobs(self.tokenizer, piece.tokens, piece.logprobs)
 
 
@@ -138,13 +161,20 @@ class CompletionFormat(AnswerFormat):
     def delta(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def logprobs(self, piece: Piece, offset: int) -> dict[str, Any]:
-        return completion_logprobs(self.tokenizer, piece.tokens, piece.logprobs, offset)
+    def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        tokens, entries = list(piece.tokens), list(piece.logprobs)
+        if self.wanted.echo and not choice.begun:
+            tokens = [*choice.prompt, *tokens]
+            return completion_logprobs(
+                self.tokenizer, tokens, [None, *piece.prompt_logprobs, *entries], 0
+            )
+        return completion_logprobs(self.tokenizer, tokens, entries, choice.text_length)
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens of a request, all its choices together."""
-    prompt = sum(len(choice.prompt) for choice in choices)
+    """Tokens of a request: each prompt once, all its answers."""
+    prompts = {choice.prompt_index: len(choice.prompt) for choice in choices}
+    prompt = sum(prompts.values())
     completion = sum(len(choice.tokens) for choice in choices)
     return {
         "prompt_tokens": prompt,

@@ -5,19 +5,21 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from deployments.coordinator import Coordinator, Options, SpeculationOptions, sampling_params
+from deployments.coordinator import Coordinator, Options, SpeculationOptions
 from deployments.openai import errors
 from deployments.openai.answers import (
     AnswerFormat,
     ChatFormat,
     Choice,
     CompletionFormat,
+    Wanted,
     speculation,
     usage,
 )
@@ -25,11 +27,16 @@ from deployments.openai.body_limit import BodyLimit
 from deployments.openai.disconnect import until_disconnect
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody
 from deployments.round import GenerationRequest, Piece
-from workers.rpc.errors import ServiceError
+from workers import limits
+from workers.request import SamplingParams
+from workers.rpc.errors import InvalidRequest, ServiceError
 
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
+
+# The bodies' fields that are SamplingParams' own, under the same names.
+_SAMPLING = {field.name for field in fields(SamplingParams)} & set(GenerationBody.model_fields)
 
 
 def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
@@ -68,48 +75,66 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
     async def chat_completions(body: ChatBody, request: Request, service: Service) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        messages = [message.rendered() for message in body.messages]
-        prompt = await service.model.tokenizer.encode_chat(messages)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        options = _options(body, body.max_completion_tokens or body.max_tokens, logprobs)
-        form = ChatFormat(
-            service.config.model_id,
-            service.model.tokenizer,
-            logprobs is not None,
-            bool(body.return_token_ids),
+        prompt = await service.model.tokenizer.encode_chat(
+            [message.rendered() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+            add_special_tokens=bool(body.add_special_tokens),
+            template_kwargs=body.chat_template_kwargs,
         )
-        return await _answer(service, request, body, form, [service.request(prompt, options)])
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        form = ChatFormat(service.config.model_id, service.model.tokenizer, _wanted(body, logprobs))
+        options = _options(body, max_tokens, logprobs)
+        return await _answer(service, request, body, form, [prompt], options)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request, service: Service) -> Response:
         """Continue one prompt or several."""
         service.check_model(body.model)
-        # OpenAI's default; a chat's is what the model's length allows.
-        options = _options(body, body.max_tokens or 16, body.logprobs)
-        encode = service.model.tokenizer.encode
+        tokenizer = service.model.tokenizer
         prompts = [
-            await encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts()
+            await tokenizer.encode(prompt, body.add_special_tokens is not False)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in body.prompts()
         ]
-        form = CompletionFormat(
-            service.config.model_id,
-            service.model.tokenizer,
-            body.logprobs is not None,
-            bool(body.return_token_ids),
-        )
-        requests = [service.request(prompt, options) for prompt in prompts]
-        return await _answer(service, request, body, form, requests)
+        # OpenAI's default; a chat's is what the model's length allows.
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        options = _options(body, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            counts = (body.logprobs, body.prompt_logprobs or 0)
+            options = replace(options, prompt_logprobs=max(counts))
+        wanted = replace(_wanted(body, body.logprobs), echo=bool(body.echo))
+        form = CompletionFormat(service.config.model_id, tokenizer, wanted)
+        return await _answer(service, request, body, form, prompts, options)
 
     return app
+
+
+def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
+    return Wanted(
+        logprobs=logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        token_ids=bool(body.return_token_ids),
+    )
 
 
 def _options(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Options:
     drafter = body.speculation.drafter
     return Options(
-        sampling=sampling_params(body.temperature, body.top_k, body.top_p, body.min_p, body.seed),
+        sampling=body.model_dump(include=_SAMPLING),
         max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
         stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        include_stop=bool(body.include_stop_str_in_output),
+        show_special_tokens=body.skip_special_tokens is False,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=body.priority or 0,
         speculation=SpeculationOptions(
             enabled=body.speculation.enabled,
             drafters=(drafter,) if isinstance(drafter, str) else tuple(drafter),
@@ -124,9 +149,21 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     form: AnswerFormat,
-    requests: Sequence[GenerationRequest],
+    prompts: Sequence[Sequence[int]],
+    options: Options,
 ) -> Response:
-    choices = [Choice(generation.prompt) for generation in requests]
+    answers = body.n or 1
+    if len(prompts) * answers > limits.MAX_CHOICES:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n {answers} are more than {limits.MAX_CHOICES} answers",
+            "n",
+        )
+    requests: list[GenerationRequest] = []
+    choices: list[Choice] = []
+    for index, prompt in enumerate(prompts):
+        for asked in service.requests(prompt, options, answers):
+            requests.append(asked)
+            choices.append(Choice(asked.prompt, index))
     pieces = until_disconnect(request, _generate(service, requests, choices))
     if body.stream:
         # An error before the first token is still a plain HTTP error.
@@ -203,7 +240,6 @@ async def _events(
         async for index, piece in _chain(first, rest):
             chunk = form.piece_chunk(index, choices[index], piece)
             choices[index].tokens += piece.tokens
-            choices[index].text_length += len(piece.text)
             unfinished -= piece.finished is not None
             if body.speculation.stats and not (unfinished or include_usage):
                 chunk["speculation"] = speculation(choices)
@@ -232,6 +268,7 @@ def _append(whole: Piece, piece: Piece) -> None:
     whole.tokens += piece.tokens
     whole.text += piece.text
     whole.logprobs += piece.logprobs
+    whole.prompt_logprobs += piece.prompt_logprobs
     whole.finished = piece.finished
 
 

@@ -19,14 +19,9 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 Tokens = Annotated[list[int], Field(min_length=1)]
 
-# Parameters of OpenAI's and vLLM's APIs that do nothing yet, with the values that ask for nothing.
+# Parameters of OpenAI's and vLLM's APIs that do nothing here, with the values that ask for nothing.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -40,25 +35,18 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "reasoning_effort": ("none",),
     "web_search_options": (),
-    "echo": (False,),
     "suffix": ("",),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (),
-    "prompt_logprobs": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "truncate_prompt_tokens": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
     "structured_outputs": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
     "safety_identifier": (),
     "prompt_cache_key": (),
     "verbosity": ("medium",),
@@ -102,7 +90,23 @@ class GenerationBody(BaseModel):
     top_k: int | None = Field(None, ge=-1, le=limits.MAX_TOP_K, description="-1 and 0 keep all")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=limits.MIN_SEED, le=limits.MAX_SEED)
-    max_tokens: int | None = Field(None, ge=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=limits.MAX_REPETITION_PENALTY)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    n: int | None = Field(None, ge=1, le=limits.MAX_CHOICES)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        description="keep this many last tokens of the prompt; -1: what the model takes",
+    )
+    prompt_logprobs: int | None = Field(None, ge=0, le=limits.MAX_TOP_LOGPROBS)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller goes first")
     stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
     stream: bool | None = None
@@ -132,6 +136,8 @@ class GenerationBody(BaseModel):
     def _check_stream_options(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens must be at least 1, or -1")
         return self
 
 
@@ -164,9 +170,13 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=limits.MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":
@@ -184,7 +194,15 @@ class CompletionBody(GenerationBody):
         | Annotated[list[Text], Field(min_length=1)]
         | Annotated[list[Tokens], Field(min_length=1)]
     )
+    max_tokens: int | None = Field(None, ge=0, description="0 only with echo; default 16")
     logprobs: int | None = Field(None, ge=0, le=limits.MAX_TOP_LOGPROBS)
+    echo: bool | None = Field(None, description="begin the answer with the prompt")
+
+    @model_validator(mode="after")
+    def _check_max_tokens(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens must be at least 1, or 0 with echo: true")
+        return self
 
     def prompts(self) -> list[str | list[int]]:
         """Every prompt of the request."""

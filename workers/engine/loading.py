@@ -38,6 +38,16 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
+SAMPLING_DEFAULTS: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+)
+
+
 def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
     """Load a model folder in Hugging Face's format, safetensors only, and check it.
 
@@ -78,7 +88,14 @@ def _describe(module: Any) -> ModelInfo:
         eos_token_ids=frozenset(eos),
         weights_fingerprint=_fingerprint(module),
         dtype=str(module.dtype).removeprefix("torch."),
+        sampling_defaults=_sampling_defaults(module.generation_config),
     )
+
+
+def _sampling_defaults(generation_config: Any) -> dict[str, float]:
+    """What the model's makers recommend, of the parameters that requests can leave out."""
+    given = generation_config.to_diff_dict()
+    return {name: float(given[name]) for name in SAMPLING_DEFAULTS if given.get(name) is not None}
 
 
 def _fingerprint(module: torch.nn.Module) -> str:

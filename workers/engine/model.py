@@ -1,7 +1,8 @@
 """A causal language model, run over flat rows."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class ModelInfo:
     weights_fingerprint: str
     dtype: str
     row_invariant: bool = False
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 class Model:

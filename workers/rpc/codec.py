@@ -280,6 +280,7 @@ def _encode_logprobs(entries: Sequence[m.TokenLogprobs]) -> list[pb.TokenLogprob
             logprob=entry.logprob,
             top_ids=[token for token, _ in entry.top],
             top_logprobs=[logprob for _, logprob in entry.top],
+            rank=entry.rank,
         )
         for entry in entries
     ]
@@ -287,7 +288,11 @@ def _encode_logprobs(entries: Sequence[m.TokenLogprobs]) -> list[pb.TokenLogprob
 
 def _decode_logprobs(entries: Iterable[pb.TokenLogprobs]) -> tuple[m.TokenLogprobs, ...]:
     return tuple(
-        m.TokenLogprobs(entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
+        m.TokenLogprobs(
+            entry.logprob,
+            tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)),
+            entry.rank,
+        )
         for entry in entries
     )
 

@@ -5,9 +5,8 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -73,7 +72,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self._loop = TargetLoop(
             self._model, self._scheduler, self._deliver_soon, self._counters, config.num_threads
         )
-        self._tokenizer_files = _tokenizer_files(folder, self._tokenizer)
+        self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
             worker_id=new_worker_id(),
@@ -234,7 +233,7 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
     return slots
 
 
-def _tokenizer_files(folder: Path, tokenizer: Any) -> pb.Tokenizer:
+def _tokenizer_files(tokenizer: Any, sampling_defaults: Mapping[str, float]) -> pb.Tokenizer:
     template = tokenizer.chat_template or ""
     return pb.Tokenizer(
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
@@ -244,6 +243,7 @@ def _tokenizer_files(folder: Path, tokenizer: Any) -> pb.Tokenizer:
             for name, value in tokenizer.special_tokens_map.items()
             if isinstance(value, str)
         },
+        sampling_defaults=sampling_defaults,
     )
 
 

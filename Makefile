@@ -8,7 +8,7 @@ PROTOS  := protos/inference.proto protos/speculation.proto
 PIP_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format proto bench
+.PHONY: help setup serve test test-all lint format proto bench
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,8 +23,11 @@ serve: setup ## Check CONFIG (deployments.yaml) and serve it
 	$(BIN)/python -m deployments.check $(CONFIG)
 	$(BIN)/serve run $(CONFIG)
 
-test: setup ## Run the tests
+test: setup ## Run the tests (15 minutes at most)
 	$(BIN)/python -m pytest
+
+test-all: setup ## Run every test, the slow ones too
+	$(BIN)/python -m pytest -m "slow or not slow"
 
 lint: setup ## Check style and types
 	$(BIN)/ruff format --check .

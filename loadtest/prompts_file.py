@@ -35,14 +35,16 @@ class Prompt:
 def read(path: Path, per_kind: int | None = None) -> list[Prompt]:
     """The prompts of a file, the first `per_kind` of each kind; first turns only.
 
-    Lines are {"kind", "prompt"} or Spec-Bench's {"category", "turns"}. Raises ValueError for others.
+    Lines are {"kind", "prompt"} (or "question", or "instruction") or Spec-Bench's {"category", "turns"}.
+    Raises ValueError for others.
     """
     prompts: list[Prompt] = []
     counts: dict[str, int] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         row = json.loads(line)
-        if "prompt" in row:
-            kind, text = row.get("kind", "all"), row["prompt"]
+        plain = next((name for name in ("prompt", "question", "instruction") if name in row), None)
+        if plain is not None:
+            kind, text = row.get("kind", "all"), row[plain]
         elif "turns" in row:
             category = row.get("category", "all")
             kind, text = _SUBTASK.get(category, category), row["turns"][0]

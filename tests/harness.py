@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from deployments import round as round_module
+from deployments.config import AppConfig
+from deployments.coordinator import Coordinator
 from deployments.lease import Lease
+from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
 from workers.draft.config import DraftConfig, DrafterConfig
@@ -251,6 +256,24 @@ class Harness:
             "draft sessions": len(self.drafts.worker._loop._sessions),
         }
         return {name: count for name, count in counts.items() if count}
+
+
+@contextlib.asynccontextmanager
+async def http_client(h: Harness, **target: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """The HTTP front door before the harness' workers, without Ray and sockets in front."""
+    config = AppConfig.model_validate(
+        {
+            "model_id": "tiny",
+            "target": {"model": "unused", **target},
+            "drafts": [{"name": "test", "kind": "lookup"}],
+        }
+    )
+    coordinator = Coordinator(config, h.targets, h.drafts)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=make_app(lambda: coordinator))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        while (await client.get("/health")).is_error:
+            await asyncio.sleep(0.01)
+        yield client
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,10 @@ import httpx
 import openai
 import pytest
 
+from loadtest.prompts_file import read
+from loadtest.sameness import compare
 from protos import inference_pb2 as pb
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import ROOT, Server
 
 pytestmark = pytest.mark.e2e
 
@@ -327,9 +329,9 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0}, "top_p"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 10**6}, "max_tokens"),
-    ({"n": 2}, "n is not supported"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ({"n": 0}, "n:"),
+    ({"presence_penalty": 5}, "presence_penalty"),
+    ({"logit_bias": {"1": 500}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"temprature": 1}, "temprature"),
@@ -436,6 +438,13 @@ def test_models_and_health(server: Server) -> None:
     assert model.model_extra["max_model_len"] == 8192
     assert model.model_extra["drafters"] == ["lookup"]
     assert model.model_extra["row_invariant"] is True
+
+
+@pytest.mark.slow
+async def test_no_token_differs_on_many_prompts(server: Server) -> None:
+    prompts = read(ROOT / "loadtest" / "prompts" / "six_kinds.jsonl")
+    differ = await compare(server.http, prompts, at_once=16, max_tokens=64)
+    assert set(differ.values()) == {0}
 
 
 async def test_async_client_at_once(server: Server) -> None:

@@ -204,11 +204,14 @@ def test_unusable_rows_are_an_error(temperature: float, bad: float) -> None:
 
 def test_logprobs_are_of_the_raw_law() -> None:
     row = logits()
-    logprob, top = sampling.top_logprobs(row, 4, 3)
+    logprob, top, rank = sampling.top_logprobs(row, 4, 3)
     reference = row.log_softmax(0)
     assert logprob == pytest.approx(float(reference[4]))
     assert [token for token, _ in top] == reference.topk(3).indices.tolist()
-    assert sampling.top_logprobs(row, 4, 0) == (logprob, ())
+    assert rank == 1 + int((row > row[4]).sum())
+    assert sampling.top_logprobs(row, 4, 0) == (logprob, (), rank)
+    best = int(row.argmax())
+    assert sampling.top_logprobs(row, best, 0)[2] == 1
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,12 @@ def test_logprobs_are_of_the_raw_law() -> None:
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("seed", 2**63),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", float("-inf")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("logit_bias", ((3, float("inf")),)),
+        ("logit_bias", ((3, float("nan")),)),
     ],
 )
 def test_values_out_of_range_are_named(name: str, value: float) -> None:

@@ -59,6 +59,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
         folder, dtype=resolve_dtype(dtype, on), use_safetensors=True
     )
     module = module.to(on).eval().requires_grad_(False)
+    support.check_config(module)
     info = _describe(module)
     tokens = torch.tensor([selfcheck.sample_tokens(info.vocab_size)], device=on)
     with torch.inference_mode():

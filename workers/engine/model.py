@@ -39,7 +39,7 @@ class Model:
         self.device = module.device
         self.kv_shape = kv_shape
         self.backend = attention.choose_backend(kv_shape)
-        self._module = module
+        self.module = module
         packed = linear.can_pack(module.dtype, module.device)
         has_experts = experts.prepare(module, packed)
         if packed:
@@ -72,9 +72,9 @@ class Model:
             "attention_step": self.backend.step(batch),
         }
         if not wanted:
-            self._module.base_model(**arguments)
+            self.module.base_model(**arguments)
             return torch.empty(0, self.info.vocab_size)
         rows = wanted + wanted[:1] * max(0, self._min_rows - len(wanted))
         kept = torch.tensor(rows, device=self.device)
-        logits = self._module(**arguments, logits_to_keep=kept).logits
+        logits = self.module(**arguments, logits_to_keep=kept).logits
         return logits[0, : len(wanted)].float()  # type: ignore[no-any-return]

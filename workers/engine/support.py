@@ -55,11 +55,10 @@ class AttentionCall:
 def examine(module: Any, tokens: torch.Tensor) -> KVShape:
     """Run the model once over `tokens` [1, T] and see what it asks of attention.
 
-    Returns what a cache slot of it holds; raises UnsupportedModel. Leaves the model with the probe as
-    its attention.
+    Returns what a cache slot of it holds; raises UnsupportedModel. `check_config` comes first. Leaves
+    the model with the probe as its attention.
     """
     config = module.config.get_text_config()
-    _check_config(config)
     set_attention(module, PROBE)
     calls: list[AttentionCall] = []
     with torch.inference_mode():
@@ -89,15 +88,13 @@ def max_positions(config: Any) -> int:
 
 
 def set_attention(module: Any, name: str) -> None:
-    """Make the model call the attention function of this name; raises UnsupportedModel."""
-    if not getattr(module, "_supports_attention_backend", False):
-        raise UnsupportedModel(
-            f"{_name(module.config)} does not let its attention be replaced (no attention backends)"
-        )
+    """Make the model call the attention function of this name."""
     module.set_attn_implementation(name)
 
 
-def _check_config(config: Any) -> None:
+def check_config(module: Any) -> None:
+    """Raise UnsupportedModel for what the configuration alone gives away."""
+    config = module.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{_name(config)} has an encoder: only decoder-only models are served"
@@ -116,6 +113,10 @@ def _check_config(config: Any) -> None:
     if getattr(config, "reorder_and_upcast_attn", False):
         raise UnsupportedModel(
             f"{_name(config)} with reorder_and_upcast_attn has attention of its own"
+        )
+    if not getattr(module, "_supports_attention_backend", False):
+        raise UnsupportedModel(
+            f"{_name(config)} does not let its attention be replaced (no attention backends)"
         )
 
 

@@ -1,0 +1,274 @@
+"""The HTTP front door over real workers, without Ray: every parameter reaches the answer."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests import tiny
+from tests.harness import harness, http_client
+from workers.draft.drafters.lookup import LookupDrafter
+
+tokenizer = tiny.byte_level_tokenizer()
+EOS = tokenizer.eos_token_id
+CHAT = {"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 12}
+TEXT = {"prompt": "the cat in the", "max_tokens": 12}
+
+
+@pytest.fixture
+async def client():
+    async with harness(tiny.llama(), LookupDrafter(), patient=False) as h:
+        async with http_client(h) as made:
+            yield made
+        await h.idle()
+
+
+async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    body = {"temperature": 0, "return_token_ids": True, **body}
+    response = await client.post(f"/v1/{path}", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def complete(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    return await post(client, "completions", {**TEXT, **body})
+
+
+async def chat(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    return await post(client, "chat/completions", {**CHAT, **body})
+
+
+async def refused(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> str:
+    response = await client.post(f"/v1/{path}", json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return str(error["message"])
+
+
+async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict]:
+    response = await client.post(f"/v1/{path}", json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    events = [line[6:] for line in response.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+CHANGES: dict[str, Any] = {
+    "presence_penalty": 2,
+    "frequency_penalty": 2,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"65": 100},
+    "stop_token_ids": list(range(256)),
+    "seed": 9,
+    "top_k": 2,
+    "top_p": 0.3,
+    "min_p": 0.5,
+    "n": 2,
+    "max_tokens": 3,
+    "truncate_prompt_tokens": 3,
+}
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_no_parameter_is_ignored(client: httpx.AsyncClient, path: str) -> None:
+    """Kind (d): each changes the answer of a request that it should change."""
+    base = {**(TEXT if path == "completions" else CHAT), "max_tokens": 40}
+    for name, value in CHANGES.items():
+        drawn = {"temperature": 1, "seed": 1} if name in ("seed", "top_k", "top_p", "min_p") else {}
+        plain = await post(client, path, {**base, **drawn})
+        changed = await post(client, path, {**base, **drawn, name: value})
+        assert plain["choices"] != changed["choices"], name
+
+
+async def test_n_answers_share_a_prompt(client: httpx.AsyncClient) -> None:
+    four = await complete(client, n=4, temperature=1, seed=3)
+    texts = [choice["token_ids"] for choice in four["choices"]]
+    assert [choice["index"] for choice in four["choices"]] == [0, 1, 2, 3]
+    assert len({tuple(text) for text in texts}) == 4
+    one = await complete(client, temperature=1, seed=3)
+    assert one["choices"][0]["token_ids"] == texts[0]
+    assert four["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert four["usage"]["completion_tokens"] == sum(map(len, texts))
+    both = await complete(client, prompt=["the cat in the", "x"], n=2, temperature=1, seed=3)
+    assert [c["token_ids"] for c in both["choices"][:2]] == texts[:2]
+    assert [c["index"] for c in both["choices"]] == [0, 1, 2, 3]
+    streamed: dict[int, str] = dict.fromkeys(range(4), "")
+    for chunk in await stream(client, "completions", {**TEXT, "n": 4, "temperature": 1, "seed": 3}):
+        for choice in chunk["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert list(streamed.values()) == [choice["text"] for choice in four["choices"]]
+    unseeded = await complete(client, n=3, temperature=1)
+    assert len({tuple(c["token_ids"]) for c in unseeded["choices"]}) == 3
+    message = await refused(client, "completions", {**TEXT, "prompt": ["a"] * 60, "n": 3})
+    assert "180" in message or "128" in message
+
+
+async def test_echo_and_prompt_logprobs(client: httpx.AsyncClient) -> None:
+    plain = await complete(client, logprobs=2)
+    echoed = await complete(client, logprobs=2, echo=True)
+    text = plain["choices"][0]["text"]
+    assert echoed["choices"][0]["text"] == TEXT["prompt"] + text
+    logprobs = echoed["choices"][0]["logprobs"]
+    prompt = echoed["choices"][0]["prompt_token_ids"]
+    count = len(prompt) + len(plain["choices"][0]["token_ids"])
+    assert all(len(logprobs[name]) == count for name in logprobs)
+    assert logprobs["token_logprobs"][0] is None
+    assert (
+        logprobs["token_logprobs"][len(prompt) :]
+        == plain["choices"][0]["logprobs"]["token_logprobs"]
+    )
+    model = AutoModelForCausalLM.from_pretrained(tiny.llama(), dtype=torch.float32)
+    with torch.inference_mode():
+        rows = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for position in range(1, len(prompt)):
+        expected = rows[position - 1, prompt[position]].item()
+        assert logprobs["token_logprobs"][position] == pytest.approx(expected, abs=0.3)  # bfloat16
+    scored = await complete(client, logprobs=1, echo=True, max_tokens=0)
+    assert scored["choices"][0]["text"] == TEXT["prompt"]
+    assert scored["usage"]["completion_tokens"] == 0
+    assert scored["choices"][0]["finish_reason"] == "length"
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == len(prompt)
+    assert "echo" in await refused(client, "completions", {**TEXT, "max_tokens": 0})
+    listed = await complete(client, prompt_logprobs=1)
+    entries = listed["choices"][0]["prompt_logprobs"]
+    assert entries[0] is None
+    assert len(entries) == len(prompt)
+    entry = entries[1][str(prompt[1])]
+    assert entry["logprob"] == pytest.approx(logprobs["token_logprobs"][1])
+    assert entry["rank"] >= 1
+    chunks = await stream(
+        client, "completions", {**TEXT, "temperature": 0, "echo": True, "logprobs": 2}
+    )
+    assert "".join(c["choices"][0]["text"] for c in chunks) == TEXT["prompt"] + text
+    offsets = [o for c in chunks for o in c["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == logprobs["text_offset"]
+
+
+async def test_chat_rendering(client: httpx.AsyncClient) -> None:
+    async def prompt_of(**body: Any) -> str:
+        answer = await chat(client, **body)
+        return str(tokenizer.decode(answer["choices"][0]["prompt_token_ids"]))
+
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Sure, here "},
+    ]
+    assert (await prompt_of(messages=turns)).endswith("Sure, here \nassistant:")
+    assert (await prompt_of(messages=turns, add_generation_prompt=False)).endswith("Sure, here \n")
+    goes_on = await prompt_of(
+        messages=turns, add_generation_prompt=False, continue_final_message=True
+    )
+    assert goes_on.endswith("assistant:Sure, here ")
+    message = await refused(
+        client, "chat/completions", {"messages": turns, "continue_final_message": True}
+    )
+    assert "add_generation_prompt" in message
+    developer = await prompt_of(messages=[{"role": "developer", "content": "be brief"}])
+    assert developer.startswith("system:be brief")
+
+
+async def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.llama(), folder)
+    template = "{% if thinking %}THINK{% endif %}{{ messages[0]['content'] }}"
+    (folder / "chat_template.jinja").write_text(template)
+    async with harness(folder, LookupDrafter()) as h, http_client(h) as client:
+        plain = await chat(client)
+        asked = await chat(client, chat_template_kwargs={"thinking": True})
+        plain_prompt, asked_prompt = (
+            tokenizer.decode(answer["choices"][0]["prompt_token_ids"]) for answer in (plain, asked)
+        )
+        assert asked_prompt == "THINK" + plain_prompt
+
+
+async def test_the_models_own_defaults_hold_until_the_request_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.llama(), folder)
+    recommended = {
+        "do_sample": True,
+        "temperature": 0.4,
+        "top_k": 3,
+        "repetition_penalty": 1.2,
+        "max_new_tokens": 7,
+        "eos_token_id": [EOS, 65, 66],
+    }
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
+    body = {"messages": CHAT["messages"], "seed": 5, "return_token_ids": True}
+    async with harness(tiny.llama(), LookupDrafter()) as h, http_client(h) as client:
+        given = {"temperature": 0.4, "top_k": 3, "repetition_penalty": 1.2, "max_tokens": 7}
+        expected = (await client.post("/v1/chat/completions", json={**body, **given})).json()
+    async with harness(folder, LookupDrafter()) as h, http_client(h) as client:
+        silent = (await client.post("/v1/chat/completions", json=body)).json()
+        assert silent["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+        assert len(silent["choices"][0]["token_ids"]) == 7
+        other = {"temperature": 1, "top_k": -1, "max_tokens": 30, "repetition_penalty": 1}
+        spoken = (await client.post("/v1/chat/completions", json={**body, **other})).json()
+        assert spoken["choices"][0]["token_ids"][:7] != silent["choices"][0]["token_ids"]
+        # Each of a list of end tokens ends the answer.
+        for token in (EOS, 65, 66):
+            ended = await complete(client, logit_bias={str(token): 100})
+            assert ended["choices"][0]["token_ids"] == [token]
+            assert ended["choices"][0]["stop_reason"] == token
+
+
+async def test_special_tokens_and_stops_in_the_text(client: httpx.AsyncClient) -> None:
+    bias = {"logit_bias": {str(EOS): 100}}
+    hidden = await complete(client, ignore_eos=True, max_tokens=3, **bias)
+    shown = await complete(client, ignore_eos=True, max_tokens=3, skip_special_tokens=False, **bias)
+    assert hidden["choices"][0]["text"] == ""
+    assert shown["choices"][0]["text"] == tiny.EOS * 3
+    kept = await complete(
+        client, include_stop_str_in_output=True, skip_special_tokens=False, **bias
+    )
+    assert kept["choices"][0]["text"] == tiny.EOS
+    waited = await complete(client, min_tokens=5, **bias)
+    assert len(waited["choices"][0]["token_ids"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"70000": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {str(i): 0 for i in range(200)}, "n": 0}, "n"),
+        ({"min_tokens": 50}, "min_tokens"),
+        ({"n": 129}, "n"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"priority": 3}, "scheduling_policy"),
+        ({"prompt_logprobs": 99}, "prompt_logprobs"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"stop": [""]}, "stop"),
+        ({"best_of": 2}, "best_of"),
+        ({"guided_json": {}}, "guided_json"),
+    ],
+)
+async def test_refusals(client: httpx.AsyncClient, change: dict[str, Any], named: str) -> None:
+    for path, body in (("completions", TEXT), ("chat/completions", CHAT)):
+        assert named in await refused(client, path, {**body, **change})
+
+
+async def test_priority_where_the_target_schedules_by_it() -> None:
+    policy = {"scheduling_policy": "priority"}
+    async with harness(tiny.llama(), LookupDrafter(), **policy) as h, http_client(h, **policy) as c:
+        await complete(c, priority=-3)
+
+
+async def test_truncation_keeps_the_end(client: httpx.AsyncClient) -> None:
+    short = await complete(client, prompt="in the", truncate_prompt_tokens=2)
+    long = await complete(client, prompt="the cat in the", truncate_prompt_tokens=2)
+    assert long["choices"][0]["prompt_token_ids"] == short["choices"][0]["prompt_token_ids"]
+    whole = await complete(client, prompt="x" * 2000, truncate_prompt_tokens=-1, max_tokens=1)
+    assert len(whole["choices"][0]["prompt_token_ids"]) == 511

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -26,7 +26,7 @@ SAMPLED = ({"temperature": 0}, {"temperature": 1, "seed": 7})
 async def answers(
     client: httpx.AsyncClient,
     prompts: Sequence[Prompt],
-    sampling: dict[str, float],
+    sampling: Mapping[str, float],
     speculate: bool,
     at_once: int,
     max_tokens: int,

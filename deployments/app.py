@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
@@ -108,12 +109,32 @@ class Draft(WorkerReplica):
 
 
 def build(args: AppConfig) -> serve.Application:
-    """The application of one config; options of a deployment can be overridden in the YAML file."""
-    target_args = {**args.target.model_dump(), "model_id": args.model_id}
-    target = serve.deployment(Target).bind(target_args)
-    draft = (
-        serve.deployment(Draft).bind([draft.model_dump() for draft in args.drafts])
-        if args.drafts
-        else None
+    """The application of one config; options of a deployment can be overridden in the YAML file.
+
+    A worker's calls are its sessions: those that run and as many that wait. The coordinator takes more
+    calls than all of them, because waiting and fairness belong to the target's scheduler.
+    """
+    sessions = 2 * args.target.max_num_seqs
+    target_args = {
+        **args.target.model_dump(),
+        "model_id": args.model_id,
+        "max_draft_tokens": args.target.drafted_rows,
+    }
+    target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_args)
+    draft = None
+    if args.drafts:
+        drafters = [draft.model_dump() for draft in args.drafts]
+        draft = _deployment(Draft, 2 * sessions).bind(drafters)
+    return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
+
+
+def _deployment(replica: type, max_ongoing_requests: int, **options: Any) -> Any:
+    return serve.deployment(
+        replica,
+        max_ongoing_requests=max_ongoing_requests,
+        health_check_period_s=2,
+        health_check_timeout_s=5,
+        graceful_shutdown_timeout_s=CoordinatorThresholds().request_limit_s,
+        request_router_config=RequestRouterConfig(initial_backoff_s=0.01, max_backoff_s=0.05),
+        **options,
     )
-    return serve.deployment(Coordinator).bind(args.model_dump(), target, draft)

@@ -104,6 +104,7 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
             locate(application["args"]["target"]["model"])
         except CheckpointError as error:
             yield f"{place}.args.target.model: {error}"
+    seats = 0 if problems else AppConfig.model_validate(application["args"]).target.max_num_seqs
     for index, deployment in enumerate(application.get("deployments") or []):
         here = f"{place}.deployments.{index}"
         name = deployment["name"]
@@ -114,6 +115,12 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
             yield from _validate(CoordinatorThresholds, thresholds, f"{here}.user_config")
         elif deployment.get("user_config"):
             yield f"{here}.user_config: {name} has no thresholds"
+        calls = deployment.get("max_ongoing_requests", seats)
+        if isinstance(calls, int) and calls < seats:
+            yield (
+                f"{here}.max_ongoing_requests: {calls} sessions are fewer than the target's "
+                f"max_num_seqs of {seats}: its places could not be filled"
+            )
 
 
 def _validate(model: type[BaseModel], data: Any, place: str) -> list[str]:

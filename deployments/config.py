@@ -23,17 +23,20 @@ class TargetArgs(Strict):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     max_model_len: int = Field(0, ge=0, description="0 takes the model's own")
-    max_num_seqs: int = Field(16, ge=1, description="answers that run at once on one replica")
-    max_num_batched_tokens: int = Field(256, ge=16, description="rows of one step at most")
+    max_num_seqs: int = Field(256, ge=1, description="answers that run at once on one replica")
+    max_num_batched_tokens: int = Field(2048, ge=16, description="rows of one step at most")
     enable_prefix_caching: bool = Field(True, description="reuse what equal prompts computed")
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="who of those that wait is next; priority obeys the requests' priority"
     )
-    max_draft_tokens: int = Field(
-        8, ge=0, le=limits.MAX_TREE_NODES, description="drafted rows of one answer in one step"
+    max_draft_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=limits.MAX_TREE_NODES,
+        description="drafted rows of one answer in one step; left out: 8 on CPU, 32 on GPU",
     )
     gpu_memory_utilization: float = Field(
-        0.5, gt=0, le=1, description="fraction of the free memory that the KV cache may take"
+        0.9, gt=0, le=1, description="fraction of the free memory that the KV cache may take"
     )
     num_gpu_blocks_override: int = Field(
         0, ge=0, description="size of the KV cache in blocks of 16 tokens; 0 sizes it by memory"
@@ -43,6 +46,13 @@ class TargetArgs(Strict):
         ge=0,
         description="torch's threads on CPU; 0 leaves the default, which Ray sets to num_cpus",
     )
+
+    @property
+    def drafted_rows(self) -> int:
+        """`max_draft_tokens`, or the default of the device."""
+        if self.max_draft_tokens is not None:
+            return self.max_draft_tokens
+        return 8 if self.device == "cpu" else 32
 
 
 class DraftArgs(Strict):

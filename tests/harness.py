@@ -281,8 +281,20 @@ async def harness(
     folder: Path, drafter: Drafter, patient: bool = True, **target: object
 ) -> AsyncIterator[Harness]:
     """A target with the model in `folder`, and a draft worker with one drafter, named "test"."""
-    options = {"num_threads": 1, "max_draft_tokens": 16, "gpu_memory_utilization": 0.1, **target}
-    target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **options))  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "dtype": "auto",
+        "device": "cpu",
+        "max_model_len": 0,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "fcfs",
+        "max_draft_tokens": 16,
+        "gpu_memory_utilization": 0.1,
+        "num_gpu_blocks_override": 0,
+        "num_threads": 1,
+    }
+    target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **{**options, **target}))
     draft_worker = DraftWorker(DraftConfig((DrafterConfig("test", "lookup"),)), {"test": drafter})
     await target_worker.start()
     await draft_worker.start()

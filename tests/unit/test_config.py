@@ -46,7 +46,12 @@ def test_the_shipped_file_is_right() -> None:
         ("applications.0.deployments.0.max_ongoing_request", 1, "max_ongoing_requests"),
         ("applications.0.deployments.1.ray_actor_options.num_cpu", 1, "num_cpus"),
         ("applications.0.deployments.1.autoscaling_config", {"min_replica": 1}, "min_replicas"),
-        ("applications.0.deployments.1.request_router_config.max_backof_s", 1, "max_backoff_s"),
+        (
+            "applications.0.deployments.1.request_router_config",
+            {"max_backof_s": 1},
+            "max_backoff_s",
+        ),
+        ("applications.0.deployments.1.max_ongoing_requests", 3, "max_num_seqs of 16"),
         ("applications.0.deployments.0.name", "Cordinator", "did you mean 'Coordinator'"),
         ("applications.0.deployments.0.user_config.request_limit", 1, "request_limit_s"),
         ("applications.0.deployments.2.user_config", {"x": 1}, "no thresholds"),

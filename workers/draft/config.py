@@ -16,4 +16,3 @@ class DraftConfig:
     """One draft worker and its drafters."""
 
     drafters: tuple[DrafterConfig, ...]
-    max_sessions: int = 64

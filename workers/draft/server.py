@@ -45,7 +45,6 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
             worker_id=new_worker_id(),
             process_id=os.getpid(),
             host=socket.gethostname(),
-            max_sessions=config.max_sessions,
             max_tree_nodes=limits.MAX_TREE_NODES,
             drafters=tuple(m.DrafterInfo(d.name, d.kind) for d in config.drafters),
         )

@@ -22,8 +22,8 @@ class WorkerInfo:
     worker_id: str
     process_id: int
     host: str
-    max_sessions: int
     max_tree_nodes: int
+    max_sessions: int = 0
     model_id: str = ""
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""

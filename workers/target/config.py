@@ -1,4 +1,7 @@
-"""Configuration of a target worker; names and meanings as vLLM's where it has them."""
+"""Configuration of a target worker; names and meanings as vLLM's where it has them.
+
+Defaults belong to the edge, where users write (deployments/config.py).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,14 +18,14 @@ class TargetConfig:
 
     model: str
     model_id: str
-    dtype: str = "auto"
-    device: str = "cpu"
-    max_model_len: int = 0
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 256
-    enable_prefix_caching: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    max_draft_tokens: int = 8
-    gpu_memory_utilization: float = 0.5
-    num_gpu_blocks_override: int = 0
-    num_threads: int = 0
+    dtype: str
+    device: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    scheduling_policy: Literal["fcfs", "priority"]
+    max_draft_tokens: int
+    gpu_memory_utilization: float
+    num_gpu_blocks_override: int
+    num_threads: int

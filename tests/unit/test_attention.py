@@ -163,6 +163,29 @@ def test_a_row_has_the_same_bits_in_any_company(shape, dtype, options) -> None:
             assert torch.equal(row, reference[base + 5 + offset])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
+def test_a_tree_can_grow_over_several_steps(backend, dtype) -> None:
+    rows, backend = Rows(6, 3, 32, dtype), backend()
+    pool = make_pool(backend, 3, 32, dtype)
+    once, grown = pool.sequence(), pool.sequence()
+    tokens, parents = [4, 9, 7, 7, 1, 2], [-1, -1, 0, 1, 3, 2]
+    for kv in (once, grown):
+        kv.reserve(40)
+        feed(backend, rows, [(SequenceRows(kv, [3] * 20), 0)])
+        kv.keep(range(20))
+    whole = feed(backend, rows, [(SequenceRows(once, tokens, parents=parents), 0)])
+    made: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
+    for start, end in ((0, 2), (2, 3), (3, 6)):
+        part = SequenceRows(grown, tokens[start:end], parents=parents[:end], first=start)
+        for layer, out in enumerate(feed(backend, rows, [(part, 0)])):
+            made[layer] += list(out)
+    for layer in range(LAYERS):
+        for a, b in zip(whole[layer], made[layer], strict=True):
+            assert torch.equal(a, b) or not backend.row_invariant
+            torch.testing.assert_close(a, b)
+
+
 def test_threads_do_not_change_bits() -> None:
     rows, backend = Rows(9, 3, 64, torch.bfloat16), NativeAttention()
     outs = []

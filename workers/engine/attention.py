@@ -128,14 +128,14 @@ class TorchStep:
         self._positions: list[torch.Tensor] = []
         for rows in batch.sequences:
             base, count = rows.kv.length, len(rows.tokens)
-            mask = torch.zeros(count, base + count, dtype=torch.bool)
+            mask = torch.zeros(count, base + rows.first + count, dtype=torch.bool)
             contiguous, beyond = rows.visible()
             for row, (until, path) in enumerate(zip(contiguous, beyond, strict=True)):
                 mask[row, :until] = True
                 mask[row, [base + other for other in path]] = True
             device = rows.kv.keys.device
             self._visible.append(mask.to(device))
-            slots = [*range(base), *(base + depth for depth in rows.depths())]
+            slots = [*range(base), *(base + depth for depth in rows.all_depths())]
             self._positions.append(torch.tensor(slots, device=device))
 
     def attend(
@@ -155,15 +155,17 @@ class TorchStep:
         for (sequence, first), mask, positions in zip(
             sequences, self._visible, self._positions, strict=True
         ):
-            kv, base, count = sequence.kv, sequence.kv.length, len(sequence.tokens)
+            kv, count = sequence.kv, len(sequence.tokens)
             here = slice(first, first + count)
-            kv.keys[layer, :, base : base + count] = key[0, :, here]
-            kv.values[layer, :, base : base + count] = value[0, :, here]
+            start = kv.length + sequence.first
+            end = start + count
+            kv.keys[layer, :, start:end] = key[0, :, here]
+            kv.values[layer, :, start:end] = value[0, :, here]
             if window:
-                near = positions > positions[base:, None] - window
+                near = positions > positions[start:, None] - window
                 mask = mask & near
-            keys = kv.keys[layer, :, : base + count].float()  # [kv heads, slots, dim]
-            values = kv.values[layer, :, : base + count].float()
+            keys = kv.keys[layer, :, :end].float()  # [kv heads, slots, dim]
+            values = kv.values[layer, :, :end].float()
             grouped = query[0, :, here].float().reshape(len(keys), -1, count, dim)
             scores = grouped @ keys[:, None].mT * scale  # [kv heads, group, rows, slots]
             if softcap:

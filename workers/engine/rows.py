@@ -12,17 +12,20 @@ class SequenceRows:
     """The rows of one sequence in a step.
 
     Row 0 stands at position `kv.length`. Without `parents` the rows are a chain: a chunk of a prompt,
-    or the one token that is decoded. With it they are the anchor and a tree under it: `parents[i]` is
-    the parent *row* of row i, and row 0 has parent -1. `wanted` are the rows whose logits are needed.
+    or the one token that is decoded. With it they are a tree that hangs under what is committed:
+    `parents[i]` is the parent row of row i, and -1 is the last committed token. A tree can grow over
+    several steps: then `first` rows of it are in the cache already, and `parents` lists those too.
+    `wanted` are those of the new rows, counted from 0, whose logits are needed.
     """
 
     kv: KVSequence
     tokens: Sequence[int]
     wanted: Sequence[int] = ()
     parents: Sequence[int] | None = None
+    first: int = 0
 
-    def depths(self) -> list[int]:
-        """Distance of each row from row 0."""
+    def all_depths(self) -> list[int]:
+        """Distance of each row of the tree from position `kv.length`."""
         if self.parents is None:
             return list(range(len(self.tokens)))
         depths: list[int] = []
@@ -30,28 +33,33 @@ class SequenceRows:
             depths.append(0 if parent == ANCHOR else depths[parent] + 1)
         return depths
 
+    def depths(self) -> list[int]:
+        """The same for the new rows only."""
+        return self.all_depths()[self.first :]
+
     def visible(self) -> tuple[list[int], list[list[int]]]:
-        """For each row: how many slots it sees from slot 0 on, and which rows beyond those.
+        """For each new row: how many slots it sees from slot 0 on, and which rows beyond those.
 
         A row sees what is committed and its own path. Where the path is the chain 0, 1, 2, … its slots
         continue the committed ones; else its rows are listed, in the order of their positions.
         """
-        base = self.kv.length
+        base, count = self.kv.length, self.first + len(self.tokens)
         contiguous: list[int] = []
         beyond: list[list[int]] = []
         paths: list[list[int] | None] = []  # None: the path is 0 … row
-        for row in range(len(self.tokens)):
+        for row in range(count):
             parent = row - 1 if self.parents is None else self.parents[row]
             if parent == row - 1 and (row == 0 or paths[parent] is None):
                 paths.append(None)
                 contiguous.append(base + row + 1)
                 beyond.append([])
             else:
-                path = [*(paths[parent] or range(parent + 1)), row]
+                above = [] if parent == ANCHOR else paths[parent] or list(range(parent + 1))
+                path = [*above, row]
                 paths.append(path)
                 contiguous.append(base)
                 beyond.append(path)
-        return contiguous, beyond
+        return contiguous[self.first :], beyond[self.first :]
 
 
 @dataclass(slots=True)

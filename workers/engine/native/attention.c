@@ -17,11 +17,11 @@
 #define TILE 6   /* (row, head) pairs computed side by side */
 #define UNROLL 4 /* key blocks in flight when there are few pairs */
 
-/* One sequence of a step. Rows r of the step's flat batch from first_row on go to slots base + r. */
+/* One sequence of a step. Its rows r, from first_row of the flat batch on, go to slots first_slot + r. */
 typedef struct {
     void *keys, *values;
     int64_t capacity;
-    int32_t first_row, num_rows, base;
+    int32_t first_row, num_rows, base, first_slot;
     /* Row r attends to slots 0 .. contiguous[r] - 1, then to base + tail[j] for
      * tail_start[r] <= j < tail_start[r + 1], in this order: it is the order of positions. */
     const int32_t *contiguous, *tail_start, *tail;
@@ -263,7 +263,7 @@ static void store(const sequence *seq, const shape *s, const void *keys, const v
         int64_t key_plane = plane * seq->capacity * head_dim;
         int64_t value_plane = plane * seq->capacity * padded;
         for (int r = 0; r < seq->num_rows; r++) {
-            int64_t slot = seq->base + r, row = seq->first_row + r;
+            int64_t slot = seq->first_slot + r, row = seq->first_row + r;
             int64_t key_to = key_plane + (slot / LANES * head_dim) * LANES + slot % LANES;
             int64_t key_from = row * key_row + head * key_head;
             int64_t value_to = value_plane + slot * padded;
@@ -298,7 +298,7 @@ int attend(const sequence *sequences, int32_t num_sequences, const shape *s, con
         const sequence *seq = &sequences[i];
         store(seq, s, keys, values, key_row, key_head, value_row, value_head);
         tasks += s->kv_heads * ((seq->num_rows * group + TILE - 1) / TILE);
-        int64_t length = seq->base + seq->num_rows;
+        int64_t length = seq->first_slot + seq->num_rows;
         longest = length > longest ? length : longest;
     }
     int padded = (s->head_dim + LANES - 1) / LANES * LANES;

@@ -22,6 +22,7 @@ class _Sequence(ctypes.Structure):
         ("first_row", ctypes.c_int32),
         ("num_rows", ctypes.c_int32),
         ("base", ctypes.c_int32),
+        ("first_slot", ctypes.c_int32),
         ("contiguous", ctypes.c_void_p),
         ("tail_start", ctypes.c_void_p),
         ("tail", ctypes.c_void_p),
@@ -123,6 +124,7 @@ class NativeStep:
             entry.first_row = first
             entry.num_rows = len(rows.tokens)
             entry.base = rows.kv.length
+            entry.first_slot = rows.kv.length + rows.first
             entry.contiguous = self._array(contiguous)
             entry.tail_start = self._array(starts)
             entry.tail = self._array([row for path in beyond for row in path])

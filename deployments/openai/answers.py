@@ -11,6 +11,7 @@ from deployments.openai.logprobs import chat_logprobs, completion_logprobs, prom
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from deployments.tokenizer import PromptTokenizer
+from workers.rpc import messages as m
 
 
 @dataclass(slots=True)
@@ -20,7 +21,7 @@ class Choice:
     prompt: Sequence[int]
     prompt_index: int = 0
     tokens: list[int] = field(default_factory=list)
-    text_length: int = 0
+    text_offset: int = 0
     begun: bool = False
     stats: RequestStats = field(default_factory=RequestStats)
 
@@ -80,7 +81,6 @@ class AnswerFormat(ABC):
         """The chunk of one piece of an answer."""
         text = self._text(choice, piece)
         made = self.chunk([self._choice(index, choice, piece, self.delta(text))])
-        choice.text_length += len(text)
         choice.begun = True
         return made
 
@@ -162,13 +162,14 @@ class CompletionFormat(AnswerFormat):
         return {"text": text}
 
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        tokens, entries = list(piece.tokens), list(piece.logprobs)
+        tokens = list(piece.tokens)
+        entries: list[m.TokenLogprobs | None] = list(piece.logprobs)
         if self.wanted.echo and not choice.begun:
             tokens = [*choice.prompt, *tokens]
-            return completion_logprobs(
-                self.tokenizer, tokens, [None, *piece.prompt_logprobs, *entries], 0
-            )
-        return completion_logprobs(self.tokenizer, tokens, entries, choice.text_length)
+            entries = [None, *piece.prompt_logprobs, *entries]
+        made = completion_logprobs(self.tokenizer, tokens, entries, choice.text_offset)
+        choice.text_offset += sum(map(len, made["tokens"]))
+        return made
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, int]:

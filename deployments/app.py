@@ -15,7 +15,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from deployments import grpc as grpc_door
-from deployments.config import AppConfig, CoordinatorThresholds
+from deployments.config import AppConfig, CoordinatorThresholds, DrafterArgs
 from deployments.coordinator import Coordinator as Core
 from deployments.lease import WorkerPool
 from deployments.openai.routes import make_app
@@ -100,11 +100,13 @@ class Target(WorkerReplica):
 class Draft(WorkerReplica):
     """One draft worker."""
 
-    async def __init__(self, config: list[dict[str, Any]]) -> None:  # type: ignore[misc]
-        from workers.draft.config import DraftConfig, DrafterConfig
+    async def __init__(self, drafts: list[dict[str, Any]], target: str) -> None:  # type: ignore[misc]
+        from workers.draft.config import DraftConfig, LookupConfig, ModelConfig
         from workers.draft.server import DraftWorker
 
-        self._worker = DraftWorker(DraftConfig(tuple(DrafterConfig(**draft) for draft in config)))
+        configs = {config.kind: config for config in (LookupConfig, ModelConfig)}
+        drafters = [configs[draft.pop("kind")](**draft) for draft in drafts]
+        self._worker = DraftWorker(DraftConfig(tuple(drafters), target))
         await self._worker.start()
 
 
@@ -123,9 +125,16 @@ def build(args: AppConfig) -> serve.Application:
     target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_args)
     draft = None
     if args.drafts:
-        drafters = [draft.model_dump() for draft in args.drafts]
-        draft = _deployment(Draft, 2 * sessions).bind(drafters)
+        drafters = [_drafter_options(draft) for draft in args.drafts]
+        draft = _deployment(Draft, 2 * sessions).bind(drafters, args.target.model)
     return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
+
+
+def _drafter_options(args: DrafterArgs) -> dict[str, Any]:
+    options = args.model_dump()
+    if "vocabulary" in options:
+        options["shared_vocabulary"] = options.pop("vocabulary") == "shared"
+    return options
 
 
 def _deployment(replica: type, max_ongoing_requests: int, **options: Any) -> Any:

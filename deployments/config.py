@@ -55,11 +55,38 @@ class TargetArgs(Strict):
         return 8 if self.device == "cpu" else 32
 
 
-class DraftArgs(Strict):
-    """One drafter of the draft pool."""
+class Named(Strict):
+    """What every drafter has."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what requests call it")
+
+
+class LookupArgs(Named):
+    """Prompt lookup: needs no model."""
+
     kind: Literal["lookup"]
+
+
+class ModelArgs(Named):
+    """A draft model with a cache of its own."""
+
+    kind: Literal["model"]
+    model: str = Field(
+        min_length=1, description="a model reference, or a folder that `distill` has written"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    vocabulary: Literal["same", "shared"] = Field(
+        "same", description="shared: the draft has another tokenizer; what both have is drafted"
+    )
+    width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
+    steps: int = Field(4, ge=0, le=32, description="passes of the draft model for one proposal")
+    floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
+    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
+    num_threads: int = Field(0, ge=0, description="as the target's")
+
+
+DrafterArgs = Annotated[LookupArgs | ModelArgs, Field(discriminator="kind")]
 
 
 class AppConfig(Strict):
@@ -71,7 +98,7 @@ class AppConfig(Strict):
 
     model_id: str = Field(min_length=1, description="the name that clients use")
     target: TargetArgs
-    drafts: tuple[DraftArgs, ...] = ()
+    drafts: tuple[DrafterArgs, ...] = ()
 
     @model_validator(mode="after")
     def _names_differ(self) -> "AppConfig":

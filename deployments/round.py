@@ -23,7 +23,8 @@ from deployments.stats import RequestStats
 from workers.request import SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel
-from workers.rpc.errors import DeadlineExceeded, ServiceError, from_code
+from workers.rpc.errors import DeadlineExceeded, FailedPrecondition, ServiceError, from_code
+from workers.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,10 @@ class Generation:
         self._patience = Patience(max_patience_ms)
         self._tokens = list(request.prompt)
         self._target: Channel
+        self._vocabulary = ""
         self._draft: Channel | None = None
+        self._drafters: set[str] = set()
+        self._offers: dict[str, m.Proposal] = {}
         self._draft_lost = asyncio.Event()
         self._piece = Piece()
         self._error: ServiceError | None = None
@@ -108,6 +112,7 @@ class Generation:
         """
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._targets.lease(self.request.deadline))
+            self._vocabulary = lease.connection.info.vocabulary_fingerprint
             self._target = lease.connection.open(
                 self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
             )
@@ -127,12 +132,23 @@ class Generation:
                     raise self._error
 
     def proposed(self, proposal: m.Proposal) -> None:
-        """Propose: a drafter's tree goes to the target, unless the answer has outgrown it."""
-        self._patience.proposed()
+        """Propose: what the drafters offer for what is committed now goes to the target as one tree."""
         self.stats.proposed(proposal)
-        missed = len(self._tokens) - proposal.base_len
-        if missed == 0 or proposal.tree.depth() > missed:
-            self._target.send(m.Propose(proposal.base_len, proposal.tree))
+        self._offers[proposal.drafter] = proposal
+        tree = TokenTree()
+        for drafter, offer in list(self._offers.items()):
+            rest = offer.tree.rebase(self._tokens[offer.base_len :])
+            if rest is None or not (rest or offer.base_len == len(self._tokens)):
+                # The answer has left it, or outgrown it.
+                del self._offers[drafter]
+            else:
+                tree = tree.merge(rest)
+        answered = {d for d, o in self._offers.items() if o.base_len == len(self._tokens)}
+        partial = not self._drafters <= answered
+        if not partial:
+            self._patience.proposed()
+        if tree or not partial:
+            self._target.send(m.Propose(len(self._tokens), tree, partial))
 
     def committed(self, committed: m.Committed) -> None:
         """Commit: what the target verified goes to the drafter. Emit: and to the client."""
@@ -164,8 +180,14 @@ class Generation:
         self._error = error
         self._news.set()
 
+    def drafter_failed(self, failed: m.Failed) -> None:
+        """One of several drafters is gone; the others go on."""
+        logger.info("drafter %s: %s", failed.drafter, failed.message)
+        self._drafters.discard(failed.drafter)
+        self._offers.pop(failed.drafter, None)
+
     def draft_lost(self, error: ServiceError) -> None:
-        """The drafter is gone: the target must not wait for it."""
+        """Drafting is over for now: the target must not wait for it."""
         logger.info("drafting stops for now: %s", error)
         self._draft_lost.set()
 
@@ -184,10 +206,12 @@ class Generation:
             try:
                 async with drafts.lease() as lease:
                     self._draft_lost.clear()
+                    self._drafters = set(self._usable(lease.connection.info))
+                    self._offers.clear()
                     self._draft = lease.connection.open(
                         self._open_draft(lease.lease_id), lambda channel: _DraftSide(self)
                     )
-                    self.stats.drafter = "+".join(self.request.speculation.drafters)
+                    self.stats.drafter = "+".join(sorted(self._drafters))
                     try:
                         await self._draft_lost.wait()
                     finally:
@@ -198,6 +222,21 @@ class Generation:
                 self._draft = None
             self._set_patience(self._patience.lost())
             await asyncio.sleep(DRAFT_RETRY_SECONDS)
+
+    def _usable(self, worker: m.WorkerInfo) -> list[str]:
+        """The drafters of a worker that this request wants and that work on the target's vocabulary."""
+        usable = [
+            drafter.name
+            for drafter in worker.drafters
+            if drafter.name in self.request.speculation.drafters
+            and drafter.vocabulary_fingerprint in ("", self._vocabulary)
+        ]
+        if not usable:
+            raise FailedPrecondition(
+                f"draft worker {worker.worker_id} has no drafter for the target's vocabulary among "
+                f"{', '.join(self.request.speculation.drafters)}"
+            )
+        return usable
 
     def _set_patience(self, milliseconds: float | None) -> None:
         if milliseconds is not None:
@@ -222,7 +261,7 @@ class Generation:
             lease_id=lease_id,
             tokens=tuple(self._tokens),
             sampling=self.request.sampling,
-            drafters=speculation.drafters,
+            drafters=tuple(sorted(self._drafters)),
             max_nodes=speculation.max_draft_tokens,
             chain=not speculation.tree,
             max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
@@ -260,6 +299,8 @@ class _DraftSide:
         match message:
             case m.Proposal():
                 self._generation.proposed(message)
+            case m.Failed(drafter=name) if name:
+                self._generation.drafter_failed(message)
             case m.Failed(code, text):
                 self._generation.draft_lost(from_code(code, text))
 

@@ -6,10 +6,9 @@ extensions and helpers, so that templates written for it work.
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import loopcontrols
@@ -18,8 +17,7 @@ from tokenizers import Tokenizer
 
 from protos import speculation_pb2 as pb
 from workers.rpc.errors import InvalidRequest
-
-_BLOCK: Final = "▁"
+from workers.text import TokenBytes
 
 
 class PromptTokenizer:
@@ -33,9 +31,7 @@ class PromptTokenizer:
         self._special_tokens = dict(files.special_tokens)
         self.sampling_defaults = dict(files.sampling_defaults)
         self._template = _compile(files.chat_template) if files.chat_template else None
-        decoder = json.dumps(json.loads(files.tokenizer_json)["decoder"], ensure_ascii=False)
-        self._byte_level = '"ByteLevel"' in decoder
-        self._spaces_as_blocks = _BLOCK in decoder
+        self._bytes = TokenBytes(self._tokenizer)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of plain text, with the tokenizer's own special tokens around it unless told not to."""
@@ -92,15 +88,7 @@ class PromptTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that one token stands for, also where they are part of a character."""
-        name = self._tokenizer.id_to_token(token) or ""
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
-            return bytes.fromhex(name[3:5])
-        if self._byte_level and all(char in _BYTE_OF for char in name):
-            return bytes(_BYTE_OF[char] for char in name)
-        if self._spaces_as_blocks:
-            # Decoded alone, a word would lose the space before it.
-            return name.replace(_BLOCK, " ").encode()
-        return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+        return self._bytes.of(token)
 
 
 def _open_end(text: str, last: str) -> str:
@@ -132,14 +120,3 @@ def _compile(template: str) -> jinja2.Template:
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _byte_of() -> dict[str, int]:
-    """The characters with which byte-level BPE writes bytes (GPT-2's table)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF: Final = _byte_of()

@@ -130,14 +130,16 @@ class WorkerInfo(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., dtype: _Optional[str] = ..., row_invariant: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ...) -> None: ...
 
 class DrafterInfo(_message.Message):
-    __slots__ = ("name", "kind", "needs_features")
+    __slots__ = ("name", "kind", "needs_features", "vocabulary_fingerprint")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     needs_features: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., needs_features: _Optional[bool] = ...) -> None: ...
+    vocabulary_fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., needs_features: _Optional[bool] = ..., vocabulary_fingerprint: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -330,12 +332,14 @@ class OpenTarget(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("base_len", "tree")
+    __slots__ = ("base_len", "tree", "partial")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tree: Tree
-    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ...) -> None: ...
+    partial: bool
+    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., partial: _Optional[bool] = ...) -> None: ...
 
 class Patience(_message.Message):
     __slots__ = ("milliseconds",)
@@ -424,12 +428,14 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("code", "message")
+    __slots__ = ("code", "message", "drafter")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    drafter: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
     __slots__ = ("lease_id", "tokens", "sampling", "drafters", "max_nodes", "chain", "max_len", "price")

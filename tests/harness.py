@@ -18,7 +18,7 @@ from deployments.lease import Lease
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
-from workers.draft.config import DraftConfig, DrafterConfig
+from workers.draft.config import DraftConfig, LookupConfig
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.request import SamplingParams, StopRules
@@ -118,6 +118,8 @@ class ReplayDrafter:
     "true" proposes what will come, "wrong" what will not, "mixed" true tokens hidden among wrong ones,
     some left out.
     """
+
+    vocabulary_fingerprint = ""
 
     def __init__(self, style: str, vocab_size: int) -> None:
         self.style = style
@@ -253,7 +255,7 @@ class Harness:
             "slots": pool.num_slots - pool.available_slots,
             "target leases": len(self.targets.worker.leases),
             "draft leases": len(self.drafts.worker.leases),
-            "draft sessions": len(self.drafts.worker._loop._sessions),
+            "draft sessions": self.drafts.worker.num_sessions,
         }
         return {name: count for name, count in counts.items() if count}
 
@@ -295,7 +297,7 @@ async def harness(
         "num_threads": 1,
     }
     target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **{**options, **target}))
-    draft_worker = DraftWorker(DraftConfig((DrafterConfig("test", "lookup"),)), {"test": drafter})
+    draft_worker = DraftWorker(DraftConfig((LookupConfig("test"),), str(folder)), {"test": drafter})
     await target_worker.start()
     await draft_worker.start()
     targets, drafts = LocalPool(TARGET, target_worker), LocalPool(DRAFT, draft_worker)

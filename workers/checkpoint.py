@@ -22,6 +22,8 @@ from workers.cache import cache_dir
 logger = logging.getLogger(__name__)
 
 PACKAGE_SCHEME: Final = "package://"
+MODEL_CONFIG: Final = "config.json"
+DRAFT_CONFIG: Final = "draft.json"
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 
@@ -54,8 +56,10 @@ def locate(reference: str) -> Path | None:
     if path.is_file() and path.suffix == ".gguf":
         return path
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CheckpointError(f"{path} is a folder without config.json: not a model")
+        if not any((path / name).is_file() for name in (MODEL_CONFIG, DRAFT_CONFIG)):
+            raise CheckpointError(
+                f"{path} is a folder without {MODEL_CONFIG} or {DRAFT_CONFIG}: not a model"
+            )
         return path
     if path.exists():
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")

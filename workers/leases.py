@@ -103,7 +103,8 @@ class LeasedReceiver(ABC):
     def send(self, message: Any) -> None:
         """Tell the coordinator; a message that ends the session ends the lease too."""
         self._channel.send(message)
-        if isinstance(message, m.Finished | m.Failed):
+        over = isinstance(message, m.Finished | m.Failed)
+        if over and not getattr(message, "drafter", ""):
             self._end()
 
     def _revoked(self) -> None:

@@ -125,6 +125,46 @@ def _draw_token(logits: torch.Tensor, params: SamplingParams, key: int) -> int |
     return int(ids[(values + gumbel_noise(key, ids)).argmax()])
 
 
+def rank_children(
+    logits: torch.Tensor,
+    ids: torch.Tensor | None,
+    params: SamplingParams,
+    position: int,
+    softness: float,
+    count: int,
+) -> tuple[list[int], list[float]]:
+    """A draft's guesses at a position, from its logits float32 [V], best first.
+
+    They are ranked by the target's own rule and noise. `ids` int32 [V] are the target's ids of the draft's
+    tokens, None where they are equal. Returns places in the row, and the probability of each to be the
+    target's token: a softmax over logits and noise at temperature `softness`, with which it is calibrated.
+    """
+    key = noise_key(params.seed, params.choice, position)
+    if native_sampling.serves(logits):
+        return native_sampling.top_children(logits, ids, params, key, softness, count)
+    return _rank_children(logits, ids, params, key, softness, count)
+
+
+def _rank_children(
+    logits: torch.Tensor,
+    ids: torch.Tensor | None,
+    params: SamplingParams,
+    key: int,
+    softness: float,
+    count: int,
+) -> tuple[list[int], list[float]]:
+    """The rule in torch operations, for every device: the reference of the native one."""
+    places = torch.arange(len(logits), device=logits.device)
+    values = logits
+    if not params.greedy:
+        places, values = survivors(logits, params)
+        names = places if ids is None else ids[places].long()
+        values = values + gumbel_noise(key, names)
+    best = values.topk(min(count, len(values)))
+    probabilities = (values / softness).softmax(0)[best.indices]
+    return places[best.indices].tolist(), probabilities.tolist()
+
+
 class Processors:
     """What a request does to the target's logits before temperature, with the state that it needs.
 

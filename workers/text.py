@@ -1,5 +1,7 @@
 """From token ids to text, token by token, and where a stop string ends it."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -105,3 +107,39 @@ class StopStrings:
             if string.startswith(text[len(text) - length :]):
                 return length
         return 0
+
+
+_BLOCK: Final = "▁"
+
+
+class TokenBytes:
+    """The bytes that single tokens of a tokenizer stand for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"], ensure_ascii=False)
+        self._byte_level = '"ByteLevel"' in decoder
+        self._spaces_as_blocks = _BLOCK in decoder
+
+    def of(self, token: int) -> bytes:
+        """The bytes of one token, also where they are part of a character."""
+        name = self._tokenizer.id_to_token(token) or ""
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
+            return bytes.fromhex(name[3:5])
+        if self._byte_level and all(char in _BYTE_OF for char in name):
+            return bytes(_BYTE_OF[char] for char in name)
+        if self._spaces_as_blocks:
+            # Decoded alone, a word would lose the space before it.
+            return name.replace(_BLOCK, " ").encode()
+        return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+
+
+def _byte_of() -> dict[str, int]:
+    """The characters with which byte-level BPE writes bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF: Final = _byte_of()

@@ -18,6 +18,7 @@ FROM_WORKERS = {
     "workers.pricing",
     "workers.request",
     "workers.rpc",
+    "workers.text",
     "workers.tree",
 }
 FORBIDDEN = {

@@ -238,3 +238,30 @@ def test_logprobs_are_of_the_raw_law() -> None:
 def test_values_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("vocab_size", [17, 300, 16384])
+@pytest.mark.parametrize("parameters", [{"temperature": 0.0}, *LAWS.values()], ids=str)
+def test_the_native_ranking_is_the_reference_ranking(
+    parameters: dict[str, float], vocab_size: int
+) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    for seed in range(20):
+        row = torch.randn(vocab_size, generator=generator) * 3
+        ids = None
+        if seed % 2:
+            ids = torch.randperm(50_000, generator=generator)[:vocab_size].to(torch.int32)
+        params, key = SamplingParams(seed=seed, **parameters), sampling.noise_key(seed, 0, 3)
+        softness = 0.7 + seed / 10
+        places, made = native_sampling.top_children(row, ids, params, key, softness, 8)
+        expected, reference = sampling._rank_children(row, ids, params, key, softness, 8)
+        assert places == expected
+        assert made == pytest.approx(reference, rel=1e-4, abs=1e-6)
+
+
+def test_a_draft_that_has_the_targets_law_ranks_its_token_first() -> None:
+    row = logits()
+    for seed in range(200):
+        params = SamplingParams(seed=seed, top_p=0.9)
+        ranked, _ = sampling.rank_children(row, None, params, 5, 1.0, 3)
+        assert ranked[0] == sampling.draw(row, params, 5)

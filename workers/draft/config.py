@@ -1,18 +1,46 @@
-"""Configuration of a draft worker."""
+"""Configuration of a draft worker. Defaults belong to the edge, where users write."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterConfig:
-    """One drafter: the name that requests use, and its kind."""
+class LookupConfig:
+    """Prompt lookup."""
 
     name: str
-    kind: str
+
+    kind = "lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A draft model.
+
+    `model` is a reference as in `workers.checkpoint`, or a folder with a cut draft. `shared_vocabulary`
+    allows another tokenizer than the target's. `width` rows a session are expanded at once, `steps` times a
+    proposal; guesses less likely than `floor` are not looked behind. `num_slots` tokens fit into its cache.
+    """
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    shared_vocabulary: bool
+    width: int
+    steps: int
+    floor: float
+    num_slots: int
+    num_threads: int
+
+    kind = "model"
+
+
+DrafterConfig = LookupConfig | ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """One draft worker and its drafters."""
+    """One draft worker and its drafters; `target` is the reference of the model that they draft for."""
 
     drafters: tuple[DrafterConfig, ...]
+    target: str

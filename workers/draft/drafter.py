@@ -22,7 +22,10 @@ class Drafter(Protocol):
     """Proposes token trees for many sessions. All calls come from one thread.
 
     Nothing that it returns can make an answer wrong: the target verifies every token.
+    `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do.
     """
+
+    vocabulary_fingerprint: str
 
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """A session begins with these committed tokens."""

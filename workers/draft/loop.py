@@ -1,10 +1,10 @@
-"""The draft worker's loop: one thread owns the drafters and answers every commit with a proposal."""
+"""A drafter's loop: one thread owns it and answers every commit with a proposal."""
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workers.draft.drafter import Drafter
@@ -17,10 +17,11 @@ Deliver = Callable[[Sequence[tuple[DraftSession, Any]]], None]
 
 
 class DraftLoop:
-    """Observes and proposes for all sessions. `deliver` is called on the loop's thread."""
+    """Observes and proposes for all sessions of one drafter. `deliver` is called on its thread."""
 
-    def __init__(self, drafters: Mapping[str, Drafter], deliver: Deliver) -> None:
-        self._drafters = drafters
+    def __init__(self, name: str, drafter: Drafter, deliver: Deliver) -> None:
+        self.name = name
+        self._drafter = drafter
         self._deliver = deliver
         self._condition = threading.Condition()
         self._opened: list[DraftSession] = []
@@ -28,7 +29,7 @@ class DraftLoop:
         self._closed: list[DraftSession] = []
         self._stopping = False
         self._sessions: set[DraftSession] = set()
-        self._thread = threading.Thread(target=self._run, name="draft-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
 
     @property
     def alive(self) -> bool:
@@ -88,8 +89,7 @@ class DraftLoop:
                 self._committed.clear()
             self._take(opened, commits, closed)
             asked = {*opened, *(session for session, _ in commits)} & self._sessions
-            for name in self._drafters:
-                self._propose(name, [s for s in asked if name in s.request.drafters])
+            self._propose(list(asked))
 
     def _take(
         self,
@@ -100,28 +100,25 @@ class DraftLoop:
         for session in opened:
             self._sessions.add(session)
             with self._failing_alone(session):
-                for name in session.request.drafters:
-                    self._drafters[name].open(
-                        session.number, session.request.tokens, session.request.sampling
-                    )
+                request = session.request
+                self._drafter.open(session.number, request.tokens, request.sampling)
         for session, commit in commits:
             if session not in self._sessions:
                 continue
             session.drafted_to += len(commit.tokens)
             with self._failing_alone(session):
-                for name in session.request.drafters:
-                    self._drafters[name].observe(session.number, commit.tokens)
+                self._drafter.observe(session.number, commit.tokens)
         for session in closed:
             self._drop(session)
 
-    def _propose(self, name: str, sessions: Sequence[DraftSession]) -> None:
+    def _propose(self, sessions: Sequence[DraftSession]) -> None:
         if not sessions:
             return
         started = time.monotonic()
         try:
-            trees = self._drafters[name].propose([session.ask() for session in sessions])
+            trees = self._drafter.propose([session.ask() for session in sessions])
         except Exception as error:
-            logger.exception("drafter %s failed; its sessions decode without it", name)
+            logger.exception("drafter %s failed; its sessions decode without it", self.name)
             for session in sessions:
                 self._fail(session, error)
             return
@@ -133,7 +130,7 @@ class DraftLoop:
                     m.Proposal(
                         base_len=session.drafted_to,
                         tree=tree,
-                        drafter=name,
+                        drafter=self.name,
                         wait_ns=int(max(0.0, started - session.arrived) * 1e9),
                         draft_ns=draft_ns,
                     ),
@@ -148,15 +145,15 @@ class DraftLoop:
         try:
             yield
         except Exception as error:
-            logger.exception("a drafter failed; session %d decodes without it", session.number)
+            logger.exception("drafter %s failed; a session decodes without it", self.name)
             self._fail(session, error)
 
     def _fail(self, session: DraftSession, error: Exception) -> None:
         self._drop(session)
-        self._deliver([(session, m.Failed("INTERNAL", f"the drafter failed: {error!r}"))])
+        failed = m.Failed("INTERNAL", f"the drafter failed: {error!r}", self.name)
+        self._deliver([(session, failed)])
 
     def _drop(self, session: DraftSession) -> None:
         if session in self._sessions:
             self._sessions.discard(session)
-            for name in session.request.drafters:
-                self._drafters[name].close(session.number)
+            self._drafter.close(session.number)

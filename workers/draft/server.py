@@ -37,8 +37,11 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
 
     def __init__(self, config: DraftConfig, made: Mapping[str, Drafter] | None = None) -> None:
         """Make the drafters of the config, or take those given by name."""
-        self._drafters = made or {d.name: drafters.make(d) for d in config.drafters}
-        self._loop = DraftLoop(self._drafters, self._deliver_soon)
+        self._drafters = made or {d.name: drafters.make(d, config.target) for d in config.drafters}
+        self._loops = {
+            name: DraftLoop(name, drafter, self._deliver_soon)
+            for name, drafter in self._drafters.items()
+        }
         self._numbers = itertools.count(1)
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
@@ -46,12 +49,24 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
             process_id=os.getpid(),
             host=socket.gethostname(),
             max_tree_nodes=limits.MAX_TREE_NODES,
-            drafters=tuple(m.DrafterInfo(d.name, d.kind) for d in config.drafters),
+            drafters=tuple(
+                m.DrafterInfo(
+                    d.name,
+                    d.kind,
+                    vocabulary_fingerprint=self._drafters[d.name].vocabulary_fingerprint,
+                )
+                for d in config.drafters
+            ),
         )
         self._server = WorkerServer(
             lambda server: pb_grpc.add_DraftWorkerServicer_to_server(self, server)
         )
         self._event_loop: asyncio.AbstractEventLoop
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open, once for each of their drafters."""
+        return sum(loop.num_sessions for loop in self._loops.values())
 
     @property
     def address(self) -> str:
@@ -61,25 +76,28 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
     async def start(self) -> None:
         """Start the loop and listen."""
         self._event_loop = asyncio.get_running_loop()
-        self._loop.start()
+        for loop in self._loops.values():
+            loop.start()
         await self._server.start()
         logger.info("draft worker on %s: %s", self.address, ", ".join(self._drafters))
 
     async def stop(self) -> None:
         """Stop listening, end all sessions and the loop."""
         await self._server.stop()
-        self._loop.stop()
+        for loop in self._loops.values():
+            loop.stop()
 
     def check_health(self) -> None:
         """Raise RuntimeError if the loop died."""
-        if not self._loop.alive:
-            raise RuntimeError("the draft worker's loop thread is dead")
+        for loop in self._loops.values():
+            if not loop.alive:
+                raise RuntimeError(f"the thread of drafter {loop.name} is dead")
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerStatus:
         """See speculation.proto."""
-        return pb.WorkerStatus(running_sessions=self._loop.num_sessions, leases=len(self.leases))
+        return pb.WorkerStatus(running_sessions=self.num_sessions, leases=len(self.leases))
 
     async def Connect(
         self,
@@ -98,9 +116,11 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
             raise InvalidRequest(
                 f"drafters {list(request.drafters)}: this worker has {', '.join(self._drafters)}"
             )
-        receiver = _DraftReceiver(channel, self.leases, request.lease_id, self._loop)
-        receiver.session = DraftSession(next(self._numbers), request, receiver.send)
-        self._loop.open(receiver.session)
+        receiver = _DraftReceiver(channel, self.leases, request, self._loops)
+        for name in request.drafters:
+            session = DraftSession(next(self._numbers), request, receiver.send)
+            receiver.sessions[name] = session
+            self._loops[name].open(session)
         return receiver
 
     def _deliver_soon(self, results: Sequence[tuple[DraftSession, Any]]) -> None:
@@ -113,20 +133,41 @@ def _deliver(results: Sequence[tuple[DraftSession, Any]]) -> None:
 
 
 class _DraftReceiver(LeasedReceiver):
-    """What the coordinator says to one session."""
-
-    session: DraftSession
+    """What the coordinator says to one session, and what its drafters say to the coordinator."""
 
     def __init__(
-        self, channel: Channel, leases: LeaseTable, lease_id: str, loop: DraftLoop
+        self,
+        channel: Channel,
+        leases: LeaseTable,
+        request: m.OpenDraft,
+        loops: Mapping[str, DraftLoop],
     ) -> None:
-        super().__init__(channel, leases, lease_id)
-        self._loop = loop
+        super().__init__(channel, leases, request.lease_id)
+        self._loops = loops
+        self.sessions: dict[str, DraftSession] = {}
+        self._received = len(request.tokens)
 
     def handle(self, message: Any) -> None:
         if not isinstance(message, m.Commit):
             raise ProtocolError(f"{type(message).__name__} for a session that is open")
-        self._loop.commit(self.session, self.session.news(message))
+        if message.base_len > self._received:
+            raise ProtocolError(
+                f"commit at {message.base_len}, but only {self._received} tokens are known here"
+            )
+        # What came before is not taken twice.
+        news = m.Commit(self._received, message.tokens[self._received - message.base_len :])
+        self._received += len(news.tokens)
+        for name, session in self.sessions.items():
+            self._loops[name].commit(session, news)
+
+    def send(self, message: Any) -> None:
+        """A drafter that fails leaves the session to the others; the last one ends it."""
+        if isinstance(message, m.Failed) and message.drafter:
+            self.sessions.pop(message.drafter, None)
+            if not self.sessions:
+                message = m.Failed(message.code, message.message)
+        super().send(message)
 
     def abandoned(self) -> None:
-        self._loop.close(self.session)
+        for name, session in self.sessions.items():
+            self._loops[name].close(session)

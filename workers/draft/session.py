@@ -1,4 +1,4 @@
-"""One session on a draft worker: what is committed, and what it may be asked."""
+"""One session with one drafter: what is committed, and what it may be asked."""
 
 import time
 from collections.abc import Callable
@@ -6,11 +6,10 @@ from typing import Any
 
 from workers.draft.drafter import Ask
 from workers.rpc import messages as m
-from workers.rpc.errors import ProtocolError
 
 
 class DraftSession:
-    """The drafting side of one answer.
+    """The drafting side of one answer, for one drafter.
 
     Commits arrive on the event loop and wait in one slot, joined, until the drafting thread takes
     them; so a slow drafter skips what it is late for. `send` tells the coordinator, on the event loop.
@@ -23,17 +22,6 @@ class DraftSession:
         self.waiting: m.Commit | None = None
         self.arrived = time.monotonic()
         self.drafted_to = len(request.tokens)
-        self._received = len(request.tokens)
-
-    def news(self, commit: m.Commit) -> m.Commit:
-        """The part of a commit that did not arrive before; raises ProtocolError if some was lost."""
-        if commit.base_len > self._received:
-            raise ProtocolError(
-                f"commit at {commit.base_len}, but only {self._received} tokens are known here"
-            )
-        news = m.Commit(self._received, commit.tokens[self._received - commit.base_len :])
-        self._received += len(news.tokens)
-        return news
 
     def ask(self) -> Ask:
         """What a drafter may propose now: never past the length that the answer can reach."""

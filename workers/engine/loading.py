@@ -54,23 +54,32 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
     Raises UnsupportedModel for a model that cannot be served exactly, naming what stands in the way, and
     SelfCheckError if the engine would not compute what transformers does.
     """
+    return wrap(load_module(folder, dtype, device), folder.name)
+
+
+def load_module(folder: Path, dtype: str, device: str) -> Any:
+    """Transformers' own model, ready for inference."""
     on = torch.device(device)
     module: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=resolve_dtype(dtype, on), use_safetensors=True
     )
-    module = module.to(on).eval().requires_grad_(False)
+    return module.to(on).eval().requires_grad_(False)
+
+
+def wrap(module: Any, name: str) -> Model:
+    """Make a model of the engine from one of transformers', and check it; raises as `load_model`."""
     support.check_config(module)
     info = _describe(module)
-    tokens = torch.tensor([selfcheck.sample_tokens(info.vocab_size)], device=on)
+    tokens = torch.tensor([selfcheck.sample_tokens(info.vocab_size)], device=module.device)
     with torch.inference_mode():
         stock = module(tokens, use_cache=False).logits[0].float()
     model = Model(module, info, support.examine(module, tokens))
     model.info = replace(info, row_invariant=selfcheck.check_model(model, stock))
     logger.info(
         "loaded %s: %s on %s, attention %s, rows %s",
-        folder.name,
+        name,
         info.dtype,
-        on,
+        module.device,
         model.backend.name,
         "bitwise invariant" if model.info.row_invariant else "equal up to rounding only",
     )

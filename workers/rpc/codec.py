@@ -137,7 +137,12 @@ def encode_info(info: m.WorkerInfo) -> pb.WorkerInfo:
         dtype=info.dtype,
         row_invariant=info.row_invariant,
         drafters=[
-            pb.DrafterInfo(name=d.name, kind=d.kind, needs_features=d.needs_features)
+            pb.DrafterInfo(
+                name=d.name,
+                kind=d.kind,
+                needs_features=d.needs_features,
+                vocabulary_fingerprint=d.vocabulary_fingerprint,
+            )
             for d in info.drafters
         ],
     )
@@ -159,7 +164,10 @@ def decode_info(info: pb.WorkerInfo) -> m.WorkerInfo:
         max_model_len=info.max_model_len,
         dtype=info.dtype,
         row_invariant=info.row_invariant,
-        drafters=tuple(m.DrafterInfo(d.name, d.kind, d.needs_features) for d in info.drafters),
+        drafters=tuple(
+            m.DrafterInfo(d.name, d.kind, d.needs_features, d.vocabulary_fingerprint)
+            for d in info.drafters
+        ),
     )
 
 
@@ -402,7 +410,9 @@ def _finite(value: float) -> float:
 
 _ENCODERS: Final[dict[type, Encoder]] = {
     m.OpenTarget: _encode_open_target,
-    m.Propose: lambda x: pb.Propose(base_len=x.base_len, tree=_encode_tree(x.tree)),
+    m.Propose: lambda x: pb.Propose(
+        base_len=x.base_len, tree=_encode_tree(x.tree), partial=x.partial
+    ),
     m.Patience: lambda x: pb.Patience(milliseconds=x.milliseconds),
     m.Close: lambda x: pb.Close(),
     m.Committed: _encode_committed,
@@ -410,7 +420,7 @@ _ENCODERS: Final[dict[type, Encoder]] = {
         first_position=x.first_position, logprobs=_encode_logprobs(x.logprobs)
     ),
     m.Finished: _encode_finished,
-    m.Failed: lambda x: pb.Failed(code=x.code, message=x.message),
+    m.Failed: lambda x: pb.Failed(code=x.code, message=x.message, drafter=x.drafter),
     m.OpenDraft: _encode_open_draft,
     m.Commit: lambda x: pb.Commit(base_len=x.base_len, tokens=x.tokens),
     m.Proposal: _encode_proposal,
@@ -418,13 +428,13 @@ _ENCODERS: Final[dict[type, Encoder]] = {
 
 _DECODERS: Final[dict[type, Decoder]] = {
     m.OpenTarget: _decode_open_target,
-    m.Propose: lambda x: m.Propose(x.base_len, _decode_tree(x.tree)),
+    m.Propose: lambda x: m.Propose(x.base_len, _decode_tree(x.tree), x.partial),
     m.Patience: lambda x: m.Patience(_finite(x.milliseconds)),
     m.Close: lambda x: m.Close(),
     m.Committed: _decode_committed,
     m.PromptLogprobs: lambda x: m.PromptLogprobs(x.first_position, _decode_logprobs(x.logprobs)),
     m.Finished: _decode_finished,
-    m.Failed: lambda x: m.Failed(x.code, x.message),
+    m.Failed: lambda x: m.Failed(x.code, x.message, x.drafter),
     m.OpenDraft: _decode_open_draft,
     m.Commit: lambda x: m.Commit(x.base_len, tuple(x.tokens)),
     m.Proposal: _decode_proposal,

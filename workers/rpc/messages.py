@@ -13,6 +13,7 @@ class DrafterInfo:
     name: str
     kind: str
     needs_features: bool = False
+    vocabulary_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Propose:
 
     base_len: int
     tree: TokenTree
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The session ended with an error; `code` is the name of a gRPC status code."""
+    """A session ended with an error, or one of its drafters did; `code` names a gRPC status code."""
 
     code: str
     message: str
+    drafter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The target worker's server: sessions on streams, one model behind them."""
 
 import asyncio
-import hashlib
 import logging
 import os
 import socket
@@ -12,7 +11,6 @@ from typing import Any
 import grpc.aio
 import psutil
 import torch
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from protos import speculation_pb2 as pb
@@ -33,6 +31,7 @@ from workers.target.counters import Counters
 from workers.target.loop import TargetLoop
 from workers.target.scheduler import Scheduler
 from workers.target.session import TargetSession
+from workers.vocabulary import vocabulary_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             max_tree_nodes=config.max_draft_tokens,
             model_id=config.model_id,
             weights_fingerprint=info.weights_fingerprint,
-            vocabulary_fingerprint=_vocabulary_fingerprint(self._tokenizer_files),
+            vocabulary_fingerprint=vocabulary_fingerprint(self._tokenizer.backend_tokenizer),
             vocab_size=info.vocab_size,
             max_model_len=self._max_model_len,
             dtype=info.dtype,
@@ -245,12 +244,3 @@ def _tokenizer_files(tokenizer: Any, sampling_defaults: Mapping[str, float]) -> 
         },
         sampling_defaults=sampling_defaults,
     )
-
-
-def _vocabulary_fingerprint(files: pb.Tokenizer) -> str:
-    """A hash over the map from ids to tokens."""
-    vocabulary = Tokenizer.from_str(files.tokenizer_json.decode()).get_vocab()
-    digest = hashlib.sha256()
-    for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
-        digest.update(f"{index} {token}\n".encode(errors="surrogatepass"))
-    return digest.hexdigest()[:16]

@@ -52,6 +52,7 @@ class TargetSession:
         self.ready_since = time.monotonic()
         self.mailbox: m.Propose | None = None
         self._proposed: TokenTree | None = None
+        self._more_to_come = False
         stopping = request.stopping
         eos = frozenset() if stopping.ignore_eos else eos_token_ids
         self._stop_ids = eos | stopping.token_ids
@@ -97,7 +98,8 @@ class TargetSession:
         At once if its proposal is there, else when its patience is over.
         """
         self._open_mailbox()
-        return 0.0 if self._proposed is not None else self.ready_since + self.patience
+        complete = self._proposed is not None and not self._more_to_come
+        return 0.0 if complete else self.ready_since + self.patience
 
     def take_tree(self) -> TokenTree:
         """The proposal as it fits now; empty if there is none."""
@@ -118,6 +120,7 @@ class TargetSession:
             # An empty tree answers for its own base only: nothing to wait for there.
             if tree or not late:
                 self._proposed = tree
+                self._more_to_come = proposal.partial
                 self._counters.proposals_rebased += late
                 return
         self._counters.proposals_dropped += 1

@@ -1,21 +1,38 @@
-"""The kinds of drafters that a configuration can name."""
+"""From the configuration of a drafter to the drafter."""
 
-from collections.abc import Callable
-from typing import Final
-
-from workers.draft.config import DrafterConfig
+from workers import checkpoint
+from workers.draft.config import DrafterConfig, LookupConfig, ModelConfig
 from workers.draft.drafter import Drafter
 from workers.draft.drafters.lookup import LookupDrafter
 
-KINDS: Final[dict[str, Callable[[DrafterConfig], Drafter]]] = {
-    "lookup": lambda config: LookupDrafter(),
-}
+
+def make(config: DrafterConfig, target: str) -> Drafter:
+    """The drafter of a config, for the model of this reference.
+
+    Raises ValueError if it cannot draft for it, and what loading a model raises.
+    """
+    match config:
+        case LookupConfig():
+            return LookupDrafter()
+        case ModelConfig():
+            return _model_drafter(config, target)
 
 
-def make(config: DrafterConfig) -> Drafter:
-    """The drafter of a config; raises ValueError for an unknown kind."""
-    if config.kind not in KINDS:
+def _model_drafter(config: ModelConfig, target: str) -> Drafter:
+    from transformers import AutoTokenizer
+
+    from workers.draft import models
+    from workers.draft.drafters.model import ModelDrafter
+    from workers.vocabulary import vocabulary_fingerprint
+
+    draft = models.load(
+        config.model, config.dtype, config.device, target if config.shared_vocabulary else None
+    )
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.resolve(target)).backend_tokenizer
+    if draft.vocabulary_fingerprint != vocabulary_fingerprint(tokenizer):
         raise ValueError(
-            f"drafter {config.name!r} has kind {config.kind!r}; known are {', '.join(KINDS)}"
+            f"drafter {config.name!r}: its model has a vocabulary of {draft.model.info.vocab_size} "
+            f"tokens, the target one of {tokenizer.get_vocab_size()}, and they differ; give a draft "
+            "with the target's tokenizer, or set vocabulary: shared to draft what both have"
         )
-    return KINDS[config.kind](config)
+    return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)

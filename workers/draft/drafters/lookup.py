@@ -62,6 +62,8 @@ class LookupIndex:
 class LookupDrafter:
     """Drafts from the session's own tokens; needs no model."""
 
+    vocabulary_fingerprint = ""
+
     def __init__(self) -> None:
         self._indexes: dict[int, LookupIndex] = {}
 

@@ -194,6 +194,70 @@ int64_t draw_token(const float *logits, int64_t n, float temperature, int64_t to
     return token;
 }
 
+/* The `count` largest of logits with noise, as a draft ranks its guesses: their places, largest first, and the
+ * softmax over all of them at temperature `softness`. `ids` are the noise's ids, NULL for 0 .. n - 1. At
+ * temperature 0 there is no noise and no filter. Returns how many were found, or -2 if memory ran out. */
+int64_t top_children(const float *logits, const uint32_t *ids, int64_t n, float temperature,
+                     int64_t top_k, float top_p, float min_p, uint64_t key, float softness,
+                     int64_t count, int64_t *places, float *probabilities) {
+    int64_t padded = (n + LANES - 1) / LANES * LANES;
+    float *values = malloc(sizeof(float) * (2 * padded + LANES));
+    if (values == NULL) return -2;
+    for (int64_t i = n; i < padded; i++) values[i] = -INFINITY;
+    memcpy(values, logits, sizeof(float) * n);
+    float max = -INFINITY, threshold = -INFINITY;
+    if (temperature > 0) {
+        for (int64_t i = 0; i < n; i++) values[i] /= temperature;
+        for (int64_t i = 0; i < n; i++) max = values[i] > max ? values[i] : max;
+        if (top_k > 0 && top_k < n) threshold = kth_largest(values, n, top_k, values + padded);
+        if (top_p < 1.0f) {
+            float cut = top_p_threshold(values, padded, top_p, threshold, max, values + padded);
+            threshold = cut > threshold ? cut : threshold;
+        }
+        if (min_p > 0.0f) {
+            float cut = max + logf(min_p);
+            threshold = cut > threshold ? cut : threshold;
+        }
+    }
+    ivec lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    int64_t found = 0;
+    vec largest = splat(-INFINITY);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vec x;
+        memcpy(&x, values + i, sizeof x);
+        ivec alive = (x >= splat(threshold)) & (x > splat(-INFINITY));
+        if (temperature > 0 && any_lane(alive)) {
+            uvec id = (uvec)(lane + (int32_t)i);
+            if (ids != NULL) memcpy(&id, ids + i, sizeof(uint32_t) * (n - i < LANES ? n - i : LANES));
+            x = x + gumbel(uniform(id, key));
+        }
+        x = select_vec(alive, x, splat(-INFINITY));
+        memcpy(values + i, &x, sizeof x);
+        largest = max_vec(x, largest);
+        float smallest = found < count ? -INFINITY : values[places[found - 1]];
+        if (!any_lane(x > splat(smallest))) continue;
+        for (int j = 0; j < LANES; j++) {
+            if (!(x[j] > (found < count ? -INFINITY : values[places[found - 1]]))) continue;
+            int64_t at = found < count ? found++ : found - 1;
+            for (; at > 0 && values[places[at - 1]] < x[j]; at--) places[at] = places[at - 1];
+            places[at] = i + j;
+        }
+    }
+    float top = horizontal_max(largest);
+    vec sum = splat(0);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vec x;
+        memcpy(&x, values + i, sizeof x);
+        sum = sum + exp_vec((x - top) / softness);
+    }
+    float total = horizontal_sum(sum);
+    for (int64_t i = 0; i < found; i++)
+        probabilities[i] = expf((values[places[i]] - top) / softness) / total;
+    free(values);
+    return found;
+}
+
 /* For tests: the noise of n ids, a multiple of sixteen. */
 void gumbel_noise(const uint32_t *ids, int64_t n, uint64_t key, float *out) {
     for (int64_t i = 0; i < n; i += LANES) {

@@ -1,0 +1,129 @@
+"""Trees that grow best first: the likeliest nodes of all are expanded next, some at a time.
+
+A node is *expanded* when its row has run and its children are known; the rest are leaves that can be
+proposed but were not looked behind. On a commit the tree is re-rooted: what hangs under the committed
+path stays (DySpec, arXiv 2410.11744; SwiftSpec, arXiv 2506.11309).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from workers.tree import ANCHOR, TokenTree
+
+UNEXPANDED = -1
+
+
+@dataclass(slots=True)
+class Grown:
+    """A growing tree under the last committed token.
+
+    Lists are parallel, one entry a node. `rows[i]` is the scratch row of node i in the draft's cache, or
+    UNEXPANDED. `root_known` says that the children of the last committed token were added.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    root_known: bool = False
+    # Parent row of every scratch row, -1 for those under the last committed token; dead rows stay.
+    row_parents: list[int] = field(default_factory=list)
+
+    def add_children(
+        self, node: int, tokens: Iterable[int], probabilities: Iterable[float]
+    ) -> None:
+        """Add the guessed children of a node, or of ANCHOR."""
+        above = 1.0 if node == ANCHOR else self.scores[node]
+        for token, probability in zip(tokens, probabilities, strict=True):
+            self.tokens.append(token)
+            self.parents.append(node)
+            self.scores.append(above * min(1.0, probability))
+            self.rows.append(UNEXPANDED)
+
+    def frontier(self, width: int, floor: float, max_depth: int) -> list[int]:
+        """The likeliest leaves, at most `width`, none less likely than `floor` or at `max_depth`."""
+        depths = self.depths() if max_depth < len(self.tokens) else None
+        leaves = [
+            node
+            for node, row in enumerate(self.rows)
+            if row == UNEXPANDED
+            and self.scores[node] >= floor
+            and (depths is None or depths[node] < max_depth)
+        ]
+        leaves.sort(key=lambda node: (-self.scores[node], node))
+        return leaves[:width]
+
+    def place(self, node: int) -> int:
+        """Give a node the next scratch row: it is about to be expanded."""
+        parent = self.parents[node]
+        self.row_parents.append(ANCHOR if parent == ANCHOR else self.rows[parent])
+        self.rows[node] = len(self.row_parents) - 1
+        return self.rows[node]
+
+    def depth_of(self, node: int) -> int:
+        """Depth of one node."""
+        depth = 1
+        while self.parents[node] != ANCHOR:
+            node, depth = self.parents[node], depth + 1
+        return depth
+
+    def depths(self) -> list[int]:
+        """Depth of each node; the children of the last committed token have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ANCHOR else depths[parent] + 1)
+        return depths
+
+    def best(self, max_nodes: int, max_depth: int) -> TokenTree:
+        """The best part of the tree as a proposal."""
+        tree = TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.scores))
+        return tree.cut(max_nodes, max_depth)
+
+    def reroot(self, tokens: Sequence[int]) -> tuple["Grown", list[int], int]:
+        """What is left after `tokens` were committed.
+
+        Returns the tree under the last of them, the scratch rows that became committed, ascending, and
+        the number of tokens that those rows stand for. Tokens beyond are not in the cache: if there are
+        any, the tree is empty.
+        """
+        node = ANCHOR
+        kept: list[int] = []
+        for token in tokens:
+            child = next(
+                (
+                    i
+                    for i in range(node + 1, len(self.tokens))
+                    if self.parents[i] == node and self.tokens[i] == token
+                ),
+                None,
+            )
+            if child is None or self.rows[child] == UNEXPANDED:
+                return Grown(), kept, len(kept)
+            kept.append(self.rows[child])
+            node = child
+        if node == ANCHOR:
+            return self, [], 0
+        return self._under(node, len(kept)), kept, len(kept)
+
+    def _under(self, root: int, rows_gone: int) -> "Grown":
+        """The subtree under a node, whose rows move down by as many as became committed."""
+        tree = Grown(root_known=True)
+        index = {root: ANCHOR}
+        scale = self.scores[root] or 1.0
+        for node in range(root + 1, len(self.tokens)):
+            if self.parents[node] not in index:
+                continue
+            index[node] = len(tree.tokens)
+            tree.tokens.append(self.tokens[node])
+            tree.parents.append(index[self.parents[node]])
+            tree.scores.append(min(1.0, self.scores[node] / scale))
+            row = self.rows[node]
+            tree.rows.append(row if row == UNEXPANDED else row - rows_gone)
+        # Rows below the subtree's stay as holes: nothing sees them.
+        last = max((row for row in tree.rows), default=UNEXPANDED)
+        tree.row_parents = [ANCHOR] * (last + 1)
+        for node, row in enumerate(tree.rows):
+            if row != UNEXPANDED:
+                parent = tree.parents[node]
+                tree.row_parents[row] = ANCHOR if parent == ANCHOR else tree.rows[parent]
+        return tree

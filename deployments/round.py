@@ -155,7 +155,8 @@ class Generation:
         first = len(self._tokens) == len(self.request.prompt)
         self._tokens += committed.tokens
         if self._draft is not None:
-            self._draft.send(m.Commit(committed.base_len, committed.tokens))
+            features = () if committed.features is None else (committed.features,)
+            self._draft.send(m.Commit(committed.base_len, committed.tokens, features))
             self._set_patience(self._patience.committed(committed))
         if not first:
             self.stats.committed(committed)
@@ -169,6 +170,11 @@ class Generation:
     def prompt_scored(self, scored: m.PromptLogprobs) -> None:
         """Log-probabilities of a part of the prompt; they leave with the first token."""
         self._piece.prompt_logprobs += scored.logprobs
+
+    def featured(self, features: m.Features) -> None:
+        """Features of what was committed before the drafter came."""
+        if self._draft is not None:
+            self._draft.send(features)
 
     def finished(self, finished: m.Finished) -> None:
         """The answer is complete."""
@@ -211,6 +217,7 @@ class Generation:
                     self._draft = lease.connection.open(
                         self._open_draft(lease.lease_id), lambda channel: _DraftSide(self)
                     )
+                    self._want_features(lease.connection.info)
                     self.stats.drafter = "+".join(sorted(self._drafters))
                     try:
                         await self._draft_lost.wait()
@@ -222,6 +229,16 @@ class Generation:
                 self._draft = None
             self._set_patience(self._patience.lost())
             await asyncio.sleep(DRAFT_RETRY_SECONDS)
+
+    def _want_features(self, worker: m.WorkerInfo) -> None:
+        windows = [
+            drafter.feature_window
+            for drafter in worker.drafters
+            if drafter.name in self._drafters and drafter.needs_features
+        ]
+        if windows:
+            first = max(0, len(self._tokens) - max(windows))
+            self._target.send(m.FeaturesWanted(first))
 
     def _usable(self, worker: m.WorkerInfo) -> list[str]:
         """The drafters of a worker that this request wants and that work on the target's vocabulary."""
@@ -278,6 +295,8 @@ class _TargetSide:
         match message:
             case m.Committed():
                 self._generation.committed(message)
+            case m.Features():
+                self._generation.featured(message)
             case m.PromptLogprobs():
                 self._generation.prompt_scored(message)
             case m.Finished():

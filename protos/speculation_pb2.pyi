@@ -16,18 +16,20 @@ class ToTarget(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ToTargetMessage, _Mapping]]] = ...) -> None: ...
 
 class ToTargetMessage(_message.Message):
-    __slots__ = ("session", "open", "propose", "patience", "close")
+    __slots__ = ("session", "open", "propose", "patience", "close", "features_wanted")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_WANTED_FIELD_NUMBER: _ClassVar[int]
     session: int
     open: OpenTarget
     propose: Propose
     patience: Patience
     close: Close
-    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., patience: _Optional[_Union[Patience, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    features_wanted: FeaturesWanted
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., patience: _Optional[_Union[Patience, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., features_wanted: _Optional[_Union[FeaturesWanted, _Mapping]] = ...) -> None: ...
 
 class FromTarget(_message.Message):
     __slots__ = ("info", "messages")
@@ -38,18 +40,20 @@ class FromTarget(_message.Message):
     def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[FromTargetMessage, _Mapping]]] = ...) -> None: ...
 
 class FromTargetMessage(_message.Message):
-    __slots__ = ("session", "committed", "prompt_logprobs", "finished", "failed")
+    __slots__ = ("session", "committed", "prompt_logprobs", "features", "finished", "failed")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     session: int
     committed: Committed
     prompt_logprobs: PromptLogprobs
+    features: Features
     finished: Finished
     failed: Failed
-    def __init__(self, session: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
 
 class ToDraft(_message.Message):
     __slots__ = ("hello", "messages")
@@ -60,16 +64,18 @@ class ToDraft(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ToDraftMessage, _Mapping]]] = ...) -> None: ...
 
 class ToDraftMessage(_message.Message):
-    __slots__ = ("session", "open", "commit", "close")
+    __slots__ = ("session", "open", "commit", "close", "features")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     session: int
     open: OpenDraft
     commit: Commit
     close: Close
-    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    features: Features
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class FromDraft(_message.Message):
     __slots__ = ("info", "messages")
@@ -98,7 +104,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., peer_id: _Optional[str] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "process_id", "host", "model_id", "weights_fingerprint", "vocabulary_fingerprint", "vocab_size", "max_model_len", "max_sessions", "max_tree_nodes", "dtype", "row_invariant", "drafters")
+    __slots__ = ("protocol_version", "worker_id", "process_id", "host", "model_id", "weights_fingerprint", "vocabulary_fingerprint", "vocab_size", "max_model_len", "max_sessions", "max_tree_nodes", "dtype", "row_invariant", "drafters", "feature_width")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +119,7 @@ class WorkerInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     ROW_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_WIDTH_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     process_id: int
@@ -127,19 +134,22 @@ class WorkerInfo(_message.Message):
     dtype: str
     row_invariant: bool
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterInfo]
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., dtype: _Optional[str] = ..., row_invariant: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ...) -> None: ...
+    feature_width: int
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., dtype: _Optional[str] = ..., row_invariant: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ..., feature_width: _Optional[int] = ...) -> None: ...
 
 class DrafterInfo(_message.Message):
-    __slots__ = ("name", "kind", "needs_features", "vocabulary_fingerprint")
+    __slots__ = ("name", "kind", "needs_features", "vocabulary_fingerprint", "feature_window")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_WINDOW_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     needs_features: bool
     vocabulary_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., needs_features: _Optional[bool] = ..., vocabulary_fingerprint: _Optional[str] = ...) -> None: ...
+    feature_window: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., needs_features: _Optional[bool] = ..., vocabulary_fingerprint: _Optional[str] = ..., feature_window: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -347,6 +357,12 @@ class Patience(_message.Message):
     milliseconds: float
     def __init__(self, milliseconds: _Optional[float] = ...) -> None: ...
 
+class FeaturesWanted(_message.Message):
+    __slots__ = ("first_position",)
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    def __init__(self, first_position: _Optional[int] = ...) -> None: ...
+
 class Close(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -468,8 +484,8 @@ class Commit(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     price: float
     calibration: Calibration
-    features: Features
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
+    features: _containers.RepeatedCompositeFieldContainer[Features]
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("base_len", "tree", "drafter", "hit", "timings")

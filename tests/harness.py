@@ -120,6 +120,7 @@ class ReplayDrafter:
     """
 
     vocabulary_fingerprint = ""
+    feature_window = 0
 
     def __init__(self, style: str, vocab_size: int) -> None:
         self.style = style
@@ -140,7 +141,7 @@ class ReplayDrafter:
                 return
         self._sessions[session] = (list(tokens), len(tokens), [])
 
-    def observe(self, session: int, tokens: Sequence[int]) -> None:
+    def observe(self, session: int, tokens: Sequence[int], features: Sequence[m.Features]) -> None:
         self._sessions[session][0].extend(tokens)
 
     def close(self, session: int) -> None:
@@ -295,6 +296,7 @@ async def harness(
         "gpu_memory_utilization": 0.1,
         "num_gpu_blocks_override": 0,
         "num_threads": 1,
+        "features": None,
     }
     target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **{**options, **target}))
     draft_worker = DraftWorker(DraftConfig((LookupConfig("test"),), str(folder)), {"test": drafter})

@@ -16,6 +16,9 @@ MAX_TREE_NODES: Final = 256
 MAX_SEQUENCE_TOKENS: Final = 4 * 1024 * 1024
 """Tokens in one message."""
 
+FEATURE_CHUNK_BYTES: Final = 1024 * 1024
+"""Features of a prompt are sent in pieces of this size, so that they do not hold up commits."""
+
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 256

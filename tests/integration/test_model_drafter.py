@@ -139,7 +139,7 @@ def test_the_cache_follows_the_answer_through_hits_and_misses() -> None:
         if not hit:
             held = set(grown._sessions[1].tree.tokens)
             news.append(rng.choice([token for token in range(256) if token not in held]))
-        grown.observe(1, news)
+        grown.observe(1, news, ())
         tokens += news
     assert 5 < hits < 20
     grown.close(1)

@@ -41,7 +41,7 @@ def test_matches_are_the_longest_then_the_latest(first: list[int], later: list[i
 def propose(tokens: list[int], max_nodes: int = 8, max_depth: int = 8, chain: bool = False):
     drafter = LookupDrafter()
     drafter.open(1, tokens[:2], SAMPLING)
-    drafter.observe(1, tokens[2:])
+    drafter.observe(1, tokens[2:], ())
     return drafter.propose([Ask(1, max_nodes, max_depth, chain)])[0]
 
 

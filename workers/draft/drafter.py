@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.request import SamplingParams
+from workers.rpc.messages import Features
 from workers.tree import TokenTree
 
 
@@ -22,16 +23,18 @@ class Drafter(Protocol):
     """Proposes token trees for many sessions. All calls come from one thread.
 
     Nothing that it returns can make an answer wrong: the target verifies every token.
-    `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do.
+    `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do;
+    `feature_window` is how many positions back it reads features, 0 if it reads none.
     """
 
     vocabulary_fingerprint: str
+    feature_window: int
 
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """A session begins with these committed tokens."""
 
-    def observe(self, session: int, tokens: Sequence[int]) -> None:
-        """These tokens were committed."""
+    def observe(self, session: int, tokens: Sequence[int], features: Sequence[Features]) -> None:
+        """These tokens were committed; features are of positions before them, where the drafter reads any."""
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         """One tree for each ask, in order; an empty one proposes nothing."""

@@ -107,7 +107,7 @@ class DraftLoop:
                 continue
             session.drafted_to += len(commit.tokens)
             with self._failing_alone(session):
-                self._drafter.observe(session.number, commit.tokens)
+                self._drafter.observe(session.number, commit.tokens, commit.features)
         for session in closed:
             self._drop(session)
 

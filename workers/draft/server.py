@@ -53,7 +53,9 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
                 m.DrafterInfo(
                     d.name,
                     d.kind,
+                    needs_features=self._drafters[d.name].feature_window > 0,
                     vocabulary_fingerprint=self._drafters[d.name].vocabulary_fingerprint,
+                    feature_window=self._drafters[d.name].feature_window,
                 )
                 for d in config.drafters
             ),
@@ -148,6 +150,8 @@ class _DraftReceiver(LeasedReceiver):
         self._received = len(request.tokens)
 
     def handle(self, message: Any) -> None:
+        if isinstance(message, m.Features):
+            message = m.Commit(self._received, (), (message,))
         if not isinstance(message, m.Commit):
             raise ProtocolError(f"{type(message).__name__} for a session that is open")
         if message.base_len > self._received:
@@ -155,7 +159,8 @@ class _DraftReceiver(LeasedReceiver):
                 f"commit at {message.base_len}, but only {self._received} tokens are known here"
             )
         # What came before is not taken twice.
-        news = m.Commit(self._received, message.tokens[self._received - message.base_len :])
+        tokens = message.tokens[self._received - message.base_len :]
+        news = m.Commit(self._received, tokens, message.features)
         self._received += len(news.tokens)
         for name, session in self.sessions.items():
             self._loops[name].commit(session, news)

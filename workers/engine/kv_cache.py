@@ -14,18 +14,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one slot holds."""
+    """What one slot holds: keys and values, and `feature_width` hidden values for drafters, if any."""
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    feature_width: int = 0
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one slot."""
+        values = 2 * self.layers * self.kv_heads * self.head_dim + self.feature_width
+        return values * self.dtype.itemsize
 
 
 class KVLayout(Protocol):
@@ -127,7 +129,10 @@ class KVPool:
 
 
 class KVSequence:
-    """The slots of one sequence; `length` of them are committed."""
+    """The slots of one sequence; `length` of them are committed.
+
+    `features` [capacity, feature width] are what drafters read of each slot's token.
+    """
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -135,6 +140,7 @@ class KVSequence:
         self.capacity = 0
         self.keys: torch.Tensor
         self.values: torch.Tensor
+        self.features = torch.empty(0)
 
     def reserve(self, slots: int) -> bool:
         """Make room for `slots` slots in all; False, and no change, if the pool has too few."""
@@ -148,25 +154,29 @@ class KVSequence:
         roomy = -(-(slots + max(64, slots // 8)) // grain) * grain
         capacity = roomy if roomy - self.capacity <= self._pool.free_slots else needed
         keys, values = self._pool.layout.allocate(self._pool.shape, capacity)
+        shape = self._pool.shape
+        features = torch.empty(
+            capacity, shape.feature_width, dtype=shape.dtype, device=shape.device
+        )
         if self.length:
             self._pool.layout.copy(self, keys, values)
+            features[: self.length] = self.features[: self.length]
         self._pool._resize(self, capacity)
-        self.keys, self.values, self.capacity = keys, values, capacity
+        self.keys, self.values, self.features, self.capacity = keys, values, features, capacity
         return True
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last step, ascending: they become the next positions."""
         moved = [(row, i) for i, row in enumerate(rows) if row != i]
         if moved:
-            self._pool.layout.move(
-                self,
-                [self.length + row for row, _ in moved],
-                [self.length + i for _, i in moved],
-            )
+            source = [self.length + row for row, _ in moved]
+            target = [self.length + i for _, i in moved]
+            self._pool.layout.move(self, source, target)
+            self.features[target] = self.features[source]
         self.length += len(rows)
 
     def free(self) -> None:
         """Give all slots back."""
         self._pool._resize(self, 0)
         self.length = self.capacity = 0
-        self.keys = self.values = torch.empty(0)
+        self.keys = self.values = self.features = torch.empty(0)

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from workers.engine import attention, experts, linear, support
+from workers.engine.features import FeatureKind, FeatureTap
 from workers.engine.kv_cache import KVPool, KVShape
 from workers.engine.rows import RowBatch
 
@@ -48,6 +49,12 @@ class Model:
         plain = has_experts or not packed
         self._min_rows = linear.PLAIN_MIN_ROWS if plain else linear.PACKED_MIN_ROWS
         support.set_attention(module, attention.IMPLEMENTATION)
+        self._tap: FeatureTap | None = None
+
+    def keep_features(self, kind: FeatureKind) -> None:
+        """Keep these features of every row in the caches; before a pool is made."""
+        self._tap = FeatureTap(self.module, kind)
+        self.kv_shape = replace(self.kv_shape, feature_width=self._tap.width)
 
     def pool(self, num_slots: int) -> KVPool:
         """A KV cache of this many slots for this model."""
@@ -57,20 +64,29 @@ class Model:
     def forward(self, batch: RowBatch) -> torch.Tensor:
         """Run a step: logits [wanted rows, vocabulary], float32.
 
-        The caches must have room for the rows; the rows are not committed (see KVSequence.keep).
+        The caches must have room for the rows; the rows are not committed (see KVSequence.keep). Kept
+        features go to the caches, too.
         """
         # Padding keeps every matrix product at a size from which on a row's bits do not depend on
         # the number of rows. Padding rows belong to no sequence and attend to nothing.
         padding = [0] * max(0, self._min_rows - batch.num_rows)
         tokens = torch.tensor([batch.tokens() + padding], device=self.device)
         positions = torch.tensor([batch.positions() + padding], device=self.device)
-        wanted = batch.wanted()
         arguments = {
             "input_ids": tokens,
             "position_ids": positions,
             "use_cache": False,
             "attention_step": self.backend.step(batch),
         }
+        logits = self._run(arguments, batch.wanted())
+        if self._tap is not None:
+            features = self._tap.take()
+            for first, rows in zip(batch.first_rows, batch.sequences, strict=True):
+                start, count = rows.kv.length + rows.first, len(rows.tokens)
+                rows.kv.features[start : start + count] = features[first : first + count]
+        return logits
+
+    def _run(self, arguments: dict[str, Any], wanted: list[int]) -> torch.Tensor:
         if not wanted:
             self.module.base_model(**arguments)
             return torch.empty(0, self.info.vocab_size)

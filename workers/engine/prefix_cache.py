@@ -22,6 +22,7 @@ class _Block:
     number: int
     keys: torch.Tensor
     values: torch.Tensor
+    features: torch.Tensor
 
 
 class PrefixCache:
@@ -53,6 +54,7 @@ class PrefixCache:
             return 0
         for index, block in enumerate(found):
             self._pool.layout.write_block(kv, index, block.keys, block.values)
+            kv.features[_slots(index)] = block.features
         kv.length = len(found) * KVPool.GRAIN
         self.hits += kv.length
         return kv.length
@@ -61,13 +63,14 @@ class PrefixCache:
         """Keep the whole blocks of a sequence whose committed slots hold `tokens`."""
         before = _ROOT
         for index in range(kv.length // KVPool.GRAIN):
-            key = (before, tuple(tokens[index * KVPool.GRAIN : (index + 1) * KVPool.GRAIN]))
+            key = (before, tuple(tokens[_slots(index)]))
             block = self._blocks.get(key)
             if block is None:
                 if not self._pool.take_for_cache():
                     return
                 keys, values = self._pool.layout.read_block(kv, index)
-                block = self._blocks[key] = _Block(next(self._numbers), keys, values)
+                features = kv.features[_slots(index)].clone()
+                block = self._blocks[key] = _Block(next(self._numbers), keys, values, features)
             before = block.number
         self._find(tokens[: kv.length])
 
@@ -96,3 +99,8 @@ class PrefixCache:
         for key in reversed(keys):
             self._blocks.move_to_end(key)
         return found
+
+
+def _slots(index: int) -> slice:
+    """The slots of a block."""
+    return slice(index * KVPool.GRAIN, (index + 1) * KVPool.GRAIN)

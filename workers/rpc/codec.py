@@ -17,6 +17,8 @@ from workers.tree import TokenTree
 
 ANY_VOCABULARY: Final = 2**32
 
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 Encoder = Callable[[Any], Any]
 Decoder = Callable[[Any], Any]
 
@@ -81,7 +83,13 @@ class Codec:
 
 def to_target_codec(vocab_size: int = ANY_VOCABULARY, max_tree_nodes: int = 0) -> Codec:
     """Coordinator to target."""
-    fields = {"open": m.OpenTarget, "propose": m.Propose, "patience": m.Patience, "close": m.Close}
+    fields = {
+        "open": m.OpenTarget,
+        "propose": m.Propose,
+        "patience": m.Patience,
+        "features_wanted": m.FeaturesWanted,
+        "close": m.Close,
+    }
     return Codec(
         pb.ToTarget,
         pb.ToTargetMessage,
@@ -96,6 +104,7 @@ def from_target_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
     fields = {
         "committed": m.Committed,
         "prompt_logprobs": m.PromptLogprobs,
+        "features": m.Features,
         "finished": m.Finished,
         "failed": m.Failed,
     }
@@ -104,7 +113,12 @@ def from_target_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
 
 def to_draft_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
     """Coordinator to draft worker."""
-    fields = {"open": m.OpenDraft, "commit": m.Commit, "close": m.Close}
+    fields = {
+        "open": m.OpenDraft,
+        "commit": m.Commit,
+        "features": m.Features,
+        "close": m.Close,
+    }
     return Codec(pb.ToDraft, pb.ToDraftMessage, fields, vocab_size)
 
 
@@ -142,9 +156,11 @@ def encode_info(info: m.WorkerInfo) -> pb.WorkerInfo:
                 kind=d.kind,
                 needs_features=d.needs_features,
                 vocabulary_fingerprint=d.vocabulary_fingerprint,
+                feature_window=d.feature_window,
             )
             for d in info.drafters
         ],
+        feature_width=info.feature_width,
     )
 
 
@@ -165,9 +181,12 @@ def decode_info(info: pb.WorkerInfo) -> m.WorkerInfo:
         dtype=info.dtype,
         row_invariant=info.row_invariant,
         drafters=tuple(
-            m.DrafterInfo(d.name, d.kind, d.needs_features, d.vocabulary_fingerprint)
+            m.DrafterInfo(
+                d.name, d.kind, d.needs_features, d.vocabulary_fingerprint, d.feature_window
+            )
             for d in info.drafters
         ),
+        feature_width=info.feature_width,
     )
 
 
@@ -320,6 +339,7 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
             step_ns=message.timings.step_ns,
             step_rows=message.timings.step_rows,
         ),
+        features=None if message.features is None else _encode_features(message.features),
     )
 
 
@@ -336,6 +356,29 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
         timings=m.TargetTimings(
             message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
         ),
+        features=_decode_features(message.features) if message.HasField("features") else None,
+    )
+
+
+def _encode_features(features: m.Features) -> pb.Features:
+    return pb.Features(
+        first_position=features.first_position,
+        rows=features.rows,
+        width=features.width,
+        dtype=features.dtype,
+        data=features.data,
+    )
+
+
+def _decode_features(features: pb.Features) -> m.Features:
+    size = _DTYPE_BYTES.get(features.dtype)
+    if size is None or features.rows * features.width * size != len(features.data):
+        raise ValueError(
+            f"features of {features.rows} x {features.width} {features.dtype!r} values in "
+            f"{len(features.data)} bytes"
+        )
+    return m.Features(
+        features.first_position, features.rows, features.width, features.dtype, features.data
     )
 
 
@@ -422,7 +465,11 @@ _ENCODERS: Final[dict[type, Encoder]] = {
     m.Finished: _encode_finished,
     m.Failed: lambda x: pb.Failed(code=x.code, message=x.message, drafter=x.drafter),
     m.OpenDraft: _encode_open_draft,
-    m.Commit: lambda x: pb.Commit(base_len=x.base_len, tokens=x.tokens),
+    m.Commit: lambda x: pb.Commit(
+        base_len=x.base_len, tokens=x.tokens, features=map(_encode_features, x.features)
+    ),
+    m.Features: _encode_features,
+    m.FeaturesWanted: lambda x: pb.FeaturesWanted(first_position=x.first_position),
     m.Proposal: _encode_proposal,
 }
 
@@ -436,6 +483,10 @@ _DECODERS: Final[dict[type, Decoder]] = {
     m.Finished: _decode_finished,
     m.Failed: lambda x: m.Failed(x.code, x.message, x.drafter),
     m.OpenDraft: _decode_open_draft,
-    m.Commit: lambda x: m.Commit(x.base_len, tuple(x.tokens)),
+    m.Commit: lambda x: m.Commit(
+        x.base_len, tuple(x.tokens), tuple(map(_decode_features, x.features))
+    ),
+    m.Features: _decode_features,
+    m.FeaturesWanted: lambda x: m.FeaturesWanted(x.first_position),
     m.Proposal: _decode_proposal,
 }

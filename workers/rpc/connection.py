@@ -85,7 +85,7 @@ class Outbox:
     def put(self, session: int, message: Any) -> None:
         """Queue a message; it leaves with the next frame."""
         match message:
-            case m.Propose() | m.Patience():
+            case m.Propose() | m.Patience() | m.FeaturesWanted():
                 key: object = (session, type(message))
             case m.Commit():
                 key = (session, m.Commit)

@@ -14,6 +14,7 @@ class DrafterInfo:
     kind: str
     needs_features: bool = False
     vocabulary_fingerprint: str = ""
+    feature_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class WorkerInfo:
     dtype: str = ""
     row_invariant: bool = False
     drafters: tuple[DrafterInfo, ...] = ()
+    feature_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,26 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
+class FeaturesWanted:
+    """Asks the target for features from a position on."""
+
+    first_position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Ends a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of the target, row-major; row k belongs to position first_position + k."""
+
+    first_position: int
+    rows: int
+    width: int
+    dtype: str
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +134,7 @@ class Committed:
     held_back: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     timings: TargetTimings = TargetTimings()
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +174,7 @@ class Commit:
 
     base_len: int
     tokens: tuple[int, ...]
+    features: tuple[Features, ...] = ()
 
     def followed_by(self, later: "Commit") -> "Commit":
         """Both in one message; the later one must start where this one ends."""
@@ -161,7 +183,7 @@ class Commit:
                 f"commit at {later.base_len} does not follow {len(self.tokens)} tokens "
                 f"at {self.base_len}"
             )
-        return Commit(self.base_len, self.tokens + later.tokens)
+        return Commit(self.base_len, self.tokens + later.tokens, self.features + later.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +198,7 @@ class Proposal:
     draft_ns: int = 0
 
 
-ToTargetMessage = OpenTarget | Propose | Patience | Close
-FromTargetMessage = Committed | PromptLogprobs | Finished | Failed
-ToDraftMessage = OpenDraft | Commit | Close
+ToTargetMessage = OpenTarget | Propose | Patience | FeaturesWanted | Close
+FromTargetMessage = Committed | PromptLogprobs | Features | Finished | Failed
+ToDraftMessage = OpenDraft | Commit | Features | Close
 FromDraftMessage = Proposal | Failed

@@ -13,7 +13,7 @@ class TargetConfig:
 
     `model` is a reference as in `workers.checkpoint`. `max_model_len` 0 takes the model's own.
     `num_gpu_blocks_override` sets the KV cache's size in blocks of 16 tokens; 0 sizes it by memory.
-    `num_threads` are torch's; 0 leaves torch's default.
+    `num_threads` are torch's; 0 leaves torch's default. `features` are what drafters read, if any does.
     """
 
     model: str
@@ -29,3 +29,4 @@ class TargetConfig:
     gpu_memory_utilization: float
     num_gpu_blocks_override: int
     num_threads: int
+    features: Literal["last", "three"] | None

@@ -152,6 +152,8 @@ class TargetLoop:
                 if isinstance(message, m.Committed):
                     message = replace(message, timings=timings)
                 results.append((session, message))
+            if session.finished is None and session.pending == 1:
+                results += [(session, features) for features in session.wanted_features()]
             self._scheduler.stepped(session)
             if session.finished is not None:
                 results.append((session, session.finished))

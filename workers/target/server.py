@@ -49,6 +49,8 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             torch.set_num_threads(config.num_threads)
         folder = checkpoint.resolve(config.model)
         self._model = load_model(folder, config.dtype, config.device)
+        if config.features is not None:
+            self._model.keep_features(config.features)
         info = self._model.info
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._eos_token_ids = info.eos_token_ids | {self._tokenizer.eos_token_id} - {None}
@@ -86,6 +88,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             max_model_len=self._max_model_len,
             dtype=info.dtype,
             row_invariant=info.row_invariant,
+            feature_width=self._model.kv_shape.feature_width,
         )
         self._server = WorkerServer(
             lambda server: pb_grpc.add_TargetWorkerServicer_to_server(self, server)
@@ -202,6 +205,8 @@ class _TargetReceiver(LeasedReceiver):
                 self.session.mailbox = message
             case m.Patience(milliseconds):
                 self.session.patience = milliseconds / 1000
+            case m.FeaturesWanted(first_position):
+                self.session.features_from = first_position
             case _:
                 raise ProtocolError(f"{type(message).__name__} for a session that is open")
         self._loop.notice()

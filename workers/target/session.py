@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from workers import sampling, verification
+from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
 from workers.rpc import messages as m
@@ -27,7 +27,7 @@ _arrivals = itertools.count()
 class TargetSession:
     """The state of one answer. Owned by the target's loop thread.
 
-    `mailbox` and `patience` are set from other threads: the newest value wins. `send` tells the
+    `mailbox`, `patience` and `features_from` are set from other threads: the newest wins. `send` tells the
     coordinator, on the event loop.
     """
 
@@ -51,6 +51,8 @@ class TargetSession:
         self.patience = request.patience_ms / 1000
         self.ready_since = time.monotonic()
         self.mailbox: m.Propose | None = None
+        self.features_from: int | None = None
+        self._sends_features = False
         self._proposed: TokenTree | None = None
         self._more_to_come = False
         stopping = request.stopping
@@ -198,7 +200,33 @@ class TargetSession:
             text=text,
             held_back=self._stops.held_back,
             logprobs=tuple(logprobs),
+            features=self._features(base_len - 1, self.kv.length)[0]
+            if self._sends_features
+            else None,
         )
+
+    def wanted_features(self) -> list[m.Features]:
+        """The features that were asked for and are there; those to come are sent with what is committed."""
+        first, self.features_from = self.features_from, None
+        if first is None or self.kv.features.shape[-1] == 0:
+            return []
+        self._sends_features = True
+        return self._features(first, self.kv.length)
+
+    def _features(self, first: int, end: int) -> list[m.Features]:
+        """The features of positions first … end - 1, in chunks of at most 1 MiB."""
+        rows = self.kv.features
+        size = max(1, limits.FEATURE_CHUNK_BYTES // (rows.shape[1] * rows.itemsize))
+        return [
+            m.Features(
+                start,
+                min(size, end - start),
+                rows.shape[1],
+                str(rows.dtype).removeprefix("torch."),
+                rows[start : min(start + size, end)].cpu().view(torch.uint8).numpy().tobytes(),
+            )
+            for start in range(first, end, size)
+        ]
 
     def _prompt_logprobs(self, logits: torch.Tensor, start: int) -> list[m.PromptLogprobs]:
         """Those of the prompt's tokens that rows from position `start` on predict."""

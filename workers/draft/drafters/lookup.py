@@ -10,6 +10,7 @@ from typing import Final
 
 from workers.draft.drafter import Ask
 from workers.request import SamplingParams
+from workers.rpc.messages import Features
 from workers.tree import TokenTree
 
 MIN_MATCH: Final = 2
@@ -63,6 +64,7 @@ class LookupDrafter:
     """Drafts from the session's own tokens; needs no model."""
 
     vocabulary_fingerprint = ""
+    feature_window = 0
 
     def __init__(self) -> None:
         self._indexes: dict[int, LookupIndex] = {}
@@ -71,7 +73,7 @@ class LookupDrafter:
         """See Drafter."""
         self._indexes[session] = LookupIndex(tokens)
 
-    def observe(self, session: int, tokens: Sequence[int]) -> None:
+    def observe(self, session: int, tokens: Sequence[int], features: Sequence[Features]) -> None:
         """See Drafter."""
         self._indexes[session].extend(tokens)
 

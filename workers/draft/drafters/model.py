@@ -15,6 +15,7 @@ from workers.draft.models import DraftModel
 from workers.engine.kv_cache import KVPool
 from workers.engine.rows import RowBatch, SequenceRows
 from workers.request import SamplingParams
+from workers.rpc.messages import Features
 from workers.tree import ANCHOR, TokenTree
 
 CHILDREN: Final = 8
@@ -30,6 +31,8 @@ class ModelDrafter:
     `width` rows a session are expanded at once, `steps` times a proposal; guesses less likely than `floor`
     are not looked behind.
     """
+
+    feature_window = 0
 
     def __init__(
         self, draft: DraftModel, num_slots: int, width: int, steps: int, floor: float
@@ -49,7 +52,7 @@ class ModelDrafter:
         made.pending = list(tokens)
         self._sessions[session] = made
 
-    def observe(self, session: int, tokens: Sequence[int]) -> None:
+    def observe(self, session: int, tokens: Sequence[int], features: Sequence[Features]) -> None:
         """See Drafter."""
         self._sessions[session].pending += tokens
 

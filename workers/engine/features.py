@@ -1,0 +1,45 @@
+"""Hidden states of the target that drafters read.
+
+EAGLE-1 and -2 read the state behind the last norm, EAGLE-3 the states that enter three layers (arXiv
+2401.15077, 2406.16858, 2503.01840).
+"""
+
+from typing import Any, Literal
+
+import torch
+
+FeatureKind = Literal["last", "three"]
+
+
+class FeatureTap:
+    """Takes the features of a model's rows as they pass; `width` values a row."""
+
+    def __init__(self, module: Any, kind: FeatureKind) -> None:
+        config = module.config.get_text_config()
+        self._parts: list[torch.Tensor] = []
+        if kind == "last":
+            self.width = config.hidden_size
+            module.base_model.register_forward_hook(self._take_output)
+        else:
+            self.width = 3 * config.hidden_size
+            for layer in entered_layers(config.num_hidden_layers):
+                module.base_model.layers[layer].register_forward_pre_hook(
+                    self._take_input, with_kwargs=True
+                )
+
+    def take(self) -> torch.Tensor:
+        """The features of the rows that just ran, [rows, width]."""
+        parts, self._parts = self._parts, []
+        return torch.cat(parts, dim=-1)
+
+    def _take_output(self, module: Any, arguments: Any, output: Any) -> None:
+        self._parts.append(output.last_hidden_state[0])
+
+    def _take_input(self, module: Any, arguments: Any, keywords: Any) -> None:
+        hidden = arguments[0] if arguments else keywords["hidden_states"]
+        self._parts.append(hidden[0])
+
+
+def entered_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose inputs EAGLE-3 reads."""
+    return (2, num_layers // 2, num_layers - 3)

@@ -20,6 +20,7 @@ from deployments.coordinator import Coordinator as Core
 from deployments.lease import WorkerPool
 from deployments.openai.routes import make_app
 from protos import inference_pb2 as pb
+from workers.checkpoint import head_features
 from workers.rpc.connection import DRAFT, TARGET
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,10 @@ class Draft(WorkerReplica):
     """One draft worker."""
 
     async def __init__(self, drafts: list[dict[str, Any]], target: str) -> None:  # type: ignore[misc]
-        from workers.draft.config import DraftConfig, LookupConfig, ModelConfig
+        from workers.draft.config import DraftConfig, EagleConfig, LookupConfig, ModelConfig
         from workers.draft.server import DraftWorker
 
-        configs = {config.kind: config for config in (LookupConfig, ModelConfig)}
+        configs = {config.kind: config for config in (LookupConfig, ModelConfig, EagleConfig)}
         drafters = [configs[draft.pop("kind")](**draft) for draft in drafts]
         self._worker = DraftWorker(DraftConfig(tuple(drafters), target))
         await self._worker.start()
@@ -121,6 +122,7 @@ def build(args: AppConfig) -> serve.Application:
         **args.target.model_dump(),
         "model_id": args.model_id,
         "max_draft_tokens": args.target.drafted_rows,
+        "features": _features(args),
     }
     target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_args)
     draft = None
@@ -128,6 +130,14 @@ def build(args: AppConfig) -> serve.Application:
         drafters = [_drafter_options(draft) for draft in args.drafts]
         draft = _deployment(Draft, 2 * sessions).bind(drafters, args.target.model)
     return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
+
+
+def _features(args: AppConfig) -> str | None:
+    """What the drafters read of the target, if any does."""
+    kinds = {head_features(draft.model) for draft in args.drafts if draft.kind == "eagle"}
+    if len(kinds) > 1:
+        raise ValueError("drafts: EAGLE and EAGLE-3 heads cannot read one target at once")
+    return kinds.pop() if kinds else None
 
 
 def _drafter_options(args: DrafterArgs) -> dict[str, Any]:

@@ -67,26 +67,38 @@ class LookupArgs(Named):
     kind: Literal["lookup"]
 
 
-class ModelArgs(Named):
-    """A draft model with a cache of its own."""
+class GrowingArgs(Named):
+    """What drafters with a model have: how their trees grow."""
 
-    kind: Literal["model"]
     model: str = Field(
-        min_length=1, description="a model reference, or a folder that `distill` has written"
+        min_length=1, description="a model reference, or a folder of trained weights"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    vocabulary: Literal["same", "shared"] = Field(
-        "same", description="shared: the draft has another tokenizer; what both have is drafted"
-    )
     width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
-    steps: int = Field(4, ge=0, le=32, description="passes of the draft model for one proposal")
+    steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
     floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
     num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
     num_threads: int = Field(0, ge=0, description="as the target's")
 
 
-DrafterArgs = Annotated[LookupArgs | ModelArgs, Field(discriminator="kind")]
+class ModelArgs(GrowingArgs):
+    """A draft model with a cache of its own: a model, or one that `distill` has cut from the target."""
+
+    kind: Literal["model"]
+    vocabulary: Literal["same", "shared"] = Field(
+        "same", description="shared: the draft has another tokenizer; what both have is drafted"
+    )
+
+
+class EagleArgs(GrowingArgs):
+    """An EAGLE head on the target's features: one that `eagle` has trained, or a published one."""
+
+    kind: Literal["eagle"]
+    window: int = Field(512, ge=16, description="positions back that it attends to")
+
+
+DrafterArgs = Annotated[LookupArgs | ModelArgs | EagleArgs, Field(discriminator="kind")]
 
 
 class AppConfig(Strict):

@@ -7,6 +7,7 @@ converted once, to float32 safetensors, and kept in the cache folder.
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -24,7 +25,10 @@ logger = logging.getLogger(__name__)
 PACKAGE_SCHEME: Final = "package://"
 MODEL_CONFIG: Final = "config.json"
 DRAFT_CONFIG: Final = "draft.json"
+HEAD_CONFIG: Final = "eagle.json"
+_CONFIGS: Final = (MODEL_CONFIG, DRAFT_CONFIG, HEAD_CONFIG)
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_MAX_HEADER_BYTES: Final = 100 * 2**20
 _HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 
 
@@ -56,10 +60,8 @@ def locate(reference: str) -> Path | None:
     if path.is_file() and path.suffix == ".gguf":
         return path
     if path.is_dir():
-        if not any((path / name).is_file() for name in (MODEL_CONFIG, DRAFT_CONFIG)):
-            raise CheckpointError(
-                f"{path} is a folder without {MODEL_CONFIG} or {DRAFT_CONFIG}: not a model"
-            )
+        if not any((path / name).is_file() for name in _CONFIGS):
+            raise CheckpointError(f"{path} is no model: it has none of {', '.join(_CONFIGS)}")
         return path
     if path.exists():
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
@@ -69,6 +71,25 @@ def locate(reference: str) -> Path | None:
         f"model {reference!r} was not found: give an existing path, a hub id (org/name), "
         "or package://module/file.gguf"
     )
+
+
+def head_features(reference: str) -> str:
+    """What an EAGLE head reads of its target: "last" or "three" (see workers.engine.features).
+
+    Reads no tensors. Raises CheckpointError if the folder holds no head.
+    """
+    folder = resolve(reference)
+    if (folder / HEAD_CONFIG).is_file():
+        version = json.loads((folder / HEAD_CONFIG).read_text()).get("version")
+        return "three" if version == "eagle3" else "last"
+    names: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            names |= set(json.loads(stream.read(min(size, _MAX_HEADER_BYTES))))
+    if "fc.weight" not in {name.removeprefix("model.") for name in names}:
+        raise CheckpointError(f"{folder} holds no EAGLE head in safetensors")
+    return "three" if any(".midlayer." in f".{name}" for name in names) else "last"
 
 
 def _in_package(reference: str) -> Path:

@@ -35,7 +35,29 @@ class ModelConfig:
     kind = "model"
 
 
-DrafterConfig = LookupConfig | ModelConfig
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """An EAGLE head.
+
+    `model` is a folder with a head, ours or a published one. `window` is how many positions back it attends
+    and reads features; the rest as in ModelConfig.
+    """
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    window: int
+    width: int
+    steps: int
+    floor: float
+    num_slots: int
+    num_threads: int
+
+    kind = "eagle"
+
+
+DrafterConfig = LookupConfig | ModelConfig | EagleConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
 """From the configuration of a drafter to the drafter."""
 
+from tokenizers import Tokenizer
+
 from workers import checkpoint
-from workers.draft.config import DrafterConfig, LookupConfig, ModelConfig
+from workers.draft.config import DrafterConfig, EagleConfig, LookupConfig, ModelConfig
 from workers.draft.drafter import Drafter
 from workers.draft.drafters.lookup import LookupDrafter
+from workers.vocabulary import vocabulary_fingerprint
 
 
 def make(config: DrafterConfig, target: str) -> Drafter:
@@ -16,19 +19,18 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             return LookupDrafter()
         case ModelConfig():
             return _model_drafter(config, target)
+        case EagleConfig():
+            return _eagle_drafter(config, target)
 
 
 def _model_drafter(config: ModelConfig, target: str) -> Drafter:
-    from transformers import AutoTokenizer
-
     from workers.draft import models
     from workers.draft.drafters.model import ModelDrafter
-    from workers.vocabulary import vocabulary_fingerprint
 
     draft = models.load(
         config.model, config.dtype, config.device, target if config.shared_vocabulary else None
     )
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.resolve(target)).backend_tokenizer
+    tokenizer = _tokenizer(target)
     if draft.vocabulary_fingerprint != vocabulary_fingerprint(tokenizer):
         raise ValueError(
             f"drafter {config.name!r}: its model has a vocabulary of {draft.model.info.vocab_size} "
@@ -36,3 +38,33 @@ def _model_drafter(config: ModelConfig, target: str) -> Drafter:
             "with the target's tokenizer, or set vocabulary: shared to draft what both have"
         )
     return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
+
+
+def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
+    import torch
+
+    from workers.draft.drafters.eagle import EagleDrafter
+    from workers.draft.eagle import load_head
+    from workers.draft.head_runner import HeadRunner
+    from workers.engine.loading import resolve_dtype
+
+    head = load_head(checkpoint.resolve(config.model), checkpoint.resolve(target))
+    dtype = resolve_dtype(config.dtype, torch.device(config.device))
+    return EagleDrafter(
+        HeadRunner(head, dtype, config.device, config.window),
+        vocabulary_fingerprint(_tokenizer(target)),
+        config.num_slots,
+        config.window,
+        config.width,
+        config.steps,
+        config.floor,
+    )
+
+
+def _tokenizer(target: str) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
+        checkpoint.resolve(target)
+    ).backend_tokenizer
+    return tokenizer

@@ -422,7 +422,7 @@ def test_grpc_refusals(server: Server) -> None:
     cases = [
         (pb.GenerateRequest(), "set one of"),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(temperature=9)), "temperature"),
-        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[10**6])), "49152"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[10**6])), "49151"),
         (pb.GenerateRequest(text="x", speculation=pb.Speculation(drafters=["no"])), "no"),
     ]
     for request, named in cases:

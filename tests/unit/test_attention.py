@@ -177,6 +177,8 @@ def test_a_tree_can_grow_over_several_steps(backend, dtype) -> None:
     whole = feed(backend, rows, [(SequenceRows(once, tokens, parents=parents), 0)])
     made: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
     for start, end in ((0, 2), (2, 3), (3, 6)):
+        # The cache may have to move while the tree grows: its rows move along.
+        grown.reserve(100 + 200 * start)
         part = SequenceRows(grown, tokens[start:end], parents=parents[:end], first=start)
         for layer, out in enumerate(feed(backend, rows, [(part, 0)])):
             made[layer] += list(out)

@@ -92,9 +92,9 @@ class TorchAttention:
         return empty[0], empty[1]
 
     def copy(self, source: KVSequence, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy the committed slots."""
-        keys[:, :, : source.length] = source.keys[:, :, : source.length]
-        values[:, :, : source.length] = source.values[:, :, : source.length]
+        """Copy all slots."""
+        keys[:, :, : source.capacity] = source.keys
+        values[:, :, : source.capacity] = source.values
 
     def move(self, sequence: KVSequence, source: Sequence[int], target: Sequence[int]) -> None:
         """Move slots in every layer and head."""

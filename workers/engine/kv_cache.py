@@ -37,7 +37,7 @@ class KVLayout(Protocol):
         """Uninitialised keys and values of `capacity` slots, a multiple of 16."""
 
     def copy(self, source: "KVSequence", keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy the committed slots of `source` into newly allocated keys and values."""
+        """Copy the slots of `source` into newly allocated keys and values, which hold more."""
 
     def move(self, sequence: "KVSequence", source: Sequence[int], target: Sequence[int]) -> None:
         """Move slots within a sequence, one after the other; none moves up."""
@@ -158,9 +158,10 @@ class KVSequence:
         features = torch.empty(
             capacity, shape.feature_width, dtype=shape.dtype, device=shape.device
         )
-        if self.length:
+        if self.capacity:
+            # Rows behind the committed ones may be of a tree that is still growing.
             self._pool.layout.copy(self, keys, values)
-            features[: self.length] = self.features[: self.length]
+            features[: self.capacity] = self.features
         self._pool._resize(self, capacity)
         self.keys, self.values, self.features, self.capacity = keys, values, features, capacity
         return True

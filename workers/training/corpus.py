@@ -4,6 +4,7 @@ A corpus file is an .npz with `prompt_ids`, `prompt_offsets`, `output_ids`, `out
 `ids[offsets[i]:offsets[i + 1]]`) and `temperature` per row, as `data` writes it.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ class Text:
 
 
 class Corpus:
-    """The texts of some corpus files, at most `max_length` tokens each."""
+    """The texts of some corpus files, at most `max_length` tokens each, in an order that mixes the files."""
 
     def __init__(self, files: Sequence[Path], max_length: int) -> None:
         self._texts: list[Text] = []
@@ -33,6 +34,8 @@ class Corpus:
                 self._texts += _texts(content, max_length)
         if not self._texts:
             raise ValueError(f"no text in {', '.join(map(str, files))}")
+        order = np.random.default_rng(0).permutation(len(self._texts))
+        self._texts = [self._texts[int(index)] for index in order]
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -49,6 +52,13 @@ class Corpus:
     def num_answer_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(len(text.tokens) - text.answer_from for text in self._texts)
+
+    def digest(self) -> str:
+        """A hash of all texts in their order."""
+        digest = hashlib.sha256()
+        for text in self._texts:
+            digest.update(text.tokens.tobytes())
+        return digest.hexdigest()[:16]
 
     def counts(self, vocab_size: int) -> Ids:
         """How often each token occurs in answers: int64 [V]."""

@@ -66,10 +66,9 @@ class NativeAttention:
         )
 
     def copy(self, source: KVSequence, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy the committed slots."""
-        blocks = -(-source.length // _LANES)
-        keys[:, :, :blocks] = source.keys[:, :, :blocks]
-        values[:, :, : source.length] = source.values[:, :, : source.length]
+        """Copy all slots."""
+        keys[:, :, : source.capacity // _LANES] = source.keys
+        values[:, :, : source.capacity] = source.values
 
     def move(self, sequence: KVSequence, source: Sequence[int], target: Sequence[int]) -> None:
         """Move slots in every layer and head."""

@@ -12,11 +12,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import (
@@ -171,7 +171,7 @@ def load_head(folder: Path, target: Path) -> EagleHead:
     vocabulary = _vocabulary(weights, config.vocab_size)
     weights.setdefault("lm_head.weight", target_head[vocabulary.long()])
     made = HeadConfig(version, config, len(vocabulary), fc_bias="fc.bias" in weights)
-    head = EagleHead(made, embedding, vocabulary)
+    head = EagleHead(made, embedding, vocabulary).float()
     missing, unexpected = head.load_state_dict(weights, strict=False)
     wanted = [name for name in missing if not name.startswith(("embed_tokens", "vocabulary"))]
     if wanted or unexpected:
@@ -181,15 +181,52 @@ def load_head(folder: Path, target: Path) -> EagleHead:
     return head.eval().requires_grad_(False)
 
 
-def head_weights(head: EagleHead) -> dict[str, torch.Tensor]:
-    """What a checkpoint of a head holds: all but what the target has."""
-    kept: dict[str, torch.Tensor] = {"vocabulary": cast(torch.Tensor, head.vocabulary)}
-    for name, tensor in head.state_dict().items():
-        own_head = head.config.version == "eagle3"
-        if name.startswith("embed_tokens") or (name.startswith("lm_head") and not own_head):
-            continue
-        kept[name] = tensor
-    return kept
+def new_head(version: Version, target: Path, vocabulary: torch.Tensor) -> EagleHead:
+    """An untrained head in float32 that begins as the target's last layer; embedding and head are frozen."""
+    config = AutoConfig.from_pretrained(target).get_text_config()
+    embedding, target_head = _target_tensors(target, config)
+    head = EagleHead(HeadConfig(version, config, len(vocabulary)), embedding, vocabulary)
+    frozen = target_head[vocabulary.long()].to(torch.bfloat16)
+    head.lm_head.weight = nn.Parameter(frozen, requires_grad=False)
+    _begin_as(head, _tensors(target, f"model.layers.{config.num_hidden_layers - 1}."), config)
+    if version == "eagle3":
+        head.norm.load_state_dict(_tensors(target, "model.norm."))
+    return head
+
+
+def save_head(folder: Path, head: EagleHead, target: str) -> None:
+    """Write a checkpoint of a head that `new_head` made: bfloat16, without what the target has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"format": FORMAT, "version": head.config.version, "target": target}
+    (folder / HEAD_CONFIG).write_text(json.dumps(content, indent=1) + "\n")
+    kept = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        for name, tensor in head.state_dict().items()
+        if not name.startswith(("embed_tokens", "lm_head"))
+    }
+    save_file({name: t.contiguous().cpu() for name, t in kept.items()}, folder / WEIGHTS_FILE)
+
+
+def _begin_as(head: EagleHead, layer: dict[str, torch.Tensor], config: Any) -> None:
+    """Begin as one of the target's layers, as far as the shapes allow it."""
+    hidden = config.hidden_size
+    with torch.no_grad():
+        nn.init.normal_(head.fc.weight, std=0.01)
+        # The deepest state goes through as it is.
+        head.fc.weight[:, -hidden:] += torch.eye(hidden)
+    if head.config.version == "eagle":
+        # States behind the last norm are of another size than those between layers: the layer begins without
+        # influence.
+        nn.init.zeros_(head.fc.bias)
+        nn.init.zeros_(head.layer.self_attn.o_proj.weight)
+        nn.init.zeros_(head.layer.mlp.down_proj.weight)
+        return
+    norm = layer.pop("input_layernorm.weight")
+    # The layer reads the token beside the state.
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = layer[f"self_attn.{name}.weight"]
+        layer[f"self_attn.{name}.weight"] = torch.cat([torch.zeros_like(weight), weight], 1)
+    head.layer.load_state_dict(layer | {"hidden_norm.weight": norm, "input_layernorm.weight": norm})
 
 
 def _read(folder: Path) -> tuple[dict[str, torch.Tensor], Version]:
@@ -236,14 +273,18 @@ def _vocabulary(weights: dict[str, torch.Tensor], vocab_size: int) -> torch.Tens
 
 def _target_tensors(target: Path, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Embedding and language-model head of a model folder, float32."""
+    embedding = _tensors(target, "model.embed_tokens.").get("weight")
+    if embedding is None:
+        raise CheckpointError(f"{target} has no embed_tokens: EAGLE heads fit Llama-shaped models")
+    return embedding, _tensors(target, "lm_head.").get("weight", embedding)
+
+
+def _tensors(target: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """The float32 tensors of a model folder under a prefix, named without it."""
     found: dict[str, torch.Tensor] = {}
-    wanted = ("model.embed_tokens.weight", "lm_head.weight")
     for file in sorted(target.glob("*.safetensors")):
         with safe_open(file, framework="pt") as content:
-            for name in wanted:
-                if name in content.keys():  # noqa: SIM118
-                    found[name] = content.get_tensor(name).float()
-    embedding = found.get(wanted[0])
-    if embedding is None:
-        raise CheckpointError(f"{target} has no {wanted[0]}: EAGLE heads fit Llama-shaped models")
-    return embedding, found.get(wanted[1], embedding)
+            for name in content.keys():  # noqa: SIM118
+                if name.startswith(prefix):
+                    found[name.removeprefix(prefix)] = content.get_tensor(name).float()
+    return found

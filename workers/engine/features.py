@@ -17,20 +17,27 @@ class FeatureTap:
     def __init__(self, module: Any, kind: FeatureKind) -> None:
         config = module.config.get_text_config()
         self._parts: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
         if kind == "last":
             self.width = config.hidden_size
-            module.base_model.register_forward_hook(self._take_output)
+            self._hooks.append(module.base_model.register_forward_hook(self._take_output))
         else:
             self.width = 3 * config.hidden_size
             for layer in entered_layers(config.num_hidden_layers):
-                module.base_model.layers[layer].register_forward_pre_hook(
-                    self._take_input, with_kwargs=True
+                entered = module.base_model.layers[layer]
+                self._hooks.append(
+                    entered.register_forward_pre_hook(self._take_input, with_kwargs=True)
                 )
 
     def take(self) -> torch.Tensor:
         """The features of the rows that just ran, [rows, width]."""
         parts, self._parts = self._parts, []
         return torch.cat(parts, dim=-1)
+
+    def remove(self) -> None:
+        """Take no more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _take_output(self, module: Any, arguments: Any, output: Any) -> None:
         self._parts.append(output.last_hidden_state[0])

@@ -35,7 +35,7 @@ class Corpus:
         if not self._texts:
             raise ValueError(f"no text in {', '.join(map(str, files))}")
         order = np.random.default_rng(0).permutation(len(self._texts))
-        self._texts = [self._texts[int(index)] for index in order]
+        self._texts = [self._texts[index] for index in order]
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -68,26 +68,12 @@ class Corpus:
         return counts
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Indices of texts to train on and to hold out."""
-
-    train: Ids
-    held_out: Ids
-
-
-def split(corpus: Corpus, held_out: int, seed: int) -> Split:
-    """A split that depends on the seed only: the same in every run over the same corpus."""
-    order = np.random.default_rng(seed).permutation(len(corpus))
-    return Split(train=order[held_out:], held_out=order[:held_out])
-
-
-def epochs(indices: Ids, seed: int, skip: int) -> Iterator[int]:
-    """Indices for ever, shuffled anew each epoch; the first `skip` are left out, to resume there."""
+def epochs(texts: range, seed: int, skip: int) -> Iterator[int]:
+    """Texts for ever, shuffled anew each epoch; the first `skip` are left out, to resume there."""
     epoch, skipped = 0, skip
     while True:
-        order = np.random.default_rng((seed, epoch)).permutation(indices)
-        yield from (int(index) for index in order[min(skipped, len(order)) :])
+        order = np.random.default_rng((seed, epoch)).permutation(texts)
+        yield from (int(text) for text in order[min(skipped, len(order)) :])
         skipped = max(0, skipped - len(order))
         epoch += 1
 

@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tqdm import tqdm
 
 from workers.engine import linear
@@ -23,33 +24,38 @@ SHARD: Final = 100
 
 
 class FeatureStore:
-    """Features of the texts of a corpus, in a folder that names target and texts."""
+    """Features of the texts of a corpus, in a folder that is named for target, dtype and texts."""
 
-    def __init__(self, folder: Path, corpus: Corpus, target: str, three: bool) -> None:
+    def __init__(
+        self, folder: Path, corpus: Corpus, target: str, dtype: torch.dtype, three: bool
+    ) -> None:
         self._corpus = corpus
-        self._kinds = ("last", "three") if three else ("last",)
-        self._folder = folder / _name(corpus, target)
-        self._open: dict[tuple[str, int], Any] = {}
+        self._three = three
+        name = json.dumps([target, str(dtype), three, corpus.digest()])
+        self._folder = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+        self._open: dict[int, Any] = {}
 
-    def fill(self, module: Any, texts: range, progress: bool = True) -> None:
+    def fill(self, module: Any, texts: range) -> None:
         """Compute what is missing of these texts with one of transformers' models.
 
-        Its linears are packed for speed, so the module is of no other use afterwards.
+        On CPU its linear layers are packed for speed.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        shards = range(texts.start // SHARD, -(-texts.stop // SHARD))
+        missing = [shard for shard in shards if not self._file(shard).exists()]
+        if not missing:
+            return
         if linear.can_pack(module.dtype, module.device):
             linear.pack_linears(module)
         taps = {"last": FeatureTap(module, "last")}
-        if "three" in self._kinds:
+        if self._three:
             taps["three"] = FeatureTap(module, "three")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        shards = range(texts.start // SHARD, -(-texts.stop // SHARD))
-        with tqdm(desc="target's states", unit="tok", disable=not progress) as bar:
-            for shard in shards:
-                if not all(self._file(kind, shard).exists() for kind in self._kinds):
-                    self._fill_shard(module, taps, shard, bar)
-
-    def __contains__(self, text: int) -> bool:
-        return all(self._file(kind, text // SHARD).exists() for kind in self._kinds)
+        total = sum(len(self._corpus[t].tokens) for shard in missing for t in self._texts(shard))
+        with tqdm(desc="states of the target", total=total, unit="tok") as bar:
+            for shard in missing:
+                self._fill_shard(module, taps, shard, bar)
+        for tap in taps.values():
+            tap.remove()
 
     def last(self, text: int) -> torch.Tensor:
         """The states behind the last norm of a text, [tokens, H]."""
@@ -61,36 +67,30 @@ class FeatureStore:
 
     @torch.inference_mode()
     def _fill_shard(self, module: Any, taps: dict[str, FeatureTap], shard: int, bar: Any) -> None:
-        made: dict[str, list[torch.Tensor]] = {kind: [] for kind in self._kinds}
+        made: dict[str, list[torch.Tensor]] = {kind: [] for kind in taps}
         for text in self._texts(shard):
             tokens = torch.from_numpy(self._corpus[text].tokens).to(module.device)
             module.base_model(tokens[None], use_cache=False)
-            for kind in self._kinds:
-                made[kind].append(taps[kind].take().cpu())
+            for kind, tap in taps.items():
+                made[kind].append(tap.take().cpu())
             bar.update(len(tokens))
-        for kind, parts in made.items():
-            joined = torch.cat(parts)
-            part = self._file(kind, shard).with_suffix(f".part{os.getpid()}")
-            with part.open("wb") as stream:
-                np.save(stream, joined.view(torch.int16).numpy())
-            os.replace(part, self._file(kind, shard))
+        part = self._file(shard).with_suffix(f".part{os.getpid()}")
+        save_file({kind: torch.cat(parts) for kind, parts in made.items()}, part)
+        os.replace(part, self._file(shard))
 
     def _rows(self, kind: str, text: int) -> torch.Tensor:
         shard = text // SHARD
-        if (kind, shard) not in self._open:
-            self._open[kind, shard] = np.load(self._file(kind, shard), mmap_mode="r")
+        if shard not in self._open:
+            self._open[shard] = safe_open(self._file(shard), framework="pt")
         texts = self._texts(shard)
         first = sum(len(self._corpus[other].tokens) for other in range(texts.start, text))
-        rows = self._open[kind, shard][first : first + len(self._corpus[text].tokens)]
-        return torch.from_numpy(np.array(rows)).view(torch.bfloat16)
+        rows: torch.Tensor = self._open[shard].get_slice(kind)[
+            first : first + len(self._corpus[text].tokens)
+        ]
+        return rows
 
     def _texts(self, shard: int) -> range:
         return range(shard * SHARD, min((shard + 1) * SHARD, len(self._corpus)))
 
-    def _file(self, kind: str, shard: int) -> Path:
-        return self._folder / f"{kind}-{shard:05d}.npy"
-
-
-def _name(corpus: Corpus, target: str) -> str:
-    digest = hashlib.sha256(json.dumps([target, corpus.digest()]).encode())
-    return digest.hexdigest()[:16]
+    def _file(self, shard: int) -> Path:
+        return self._folder / f"{shard:05d}.safetensors"

@@ -1,0 +1,266 @@
+"""Train drafts for a target, on CPU or GPU, without Ray: see docs/training.md.
+
+python -m workers.training data      the target writes text to train on
+python -m workers.training distill   a draft model learns from it
+python -m workers.training eagle     an EAGLE head learns from it
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from workers import checkpoint
+from workers.cache import cache_dir
+from workers.draft.cut import cut_module, reduce_head
+from workers.draft.eagle import new_head
+from workers.engine.loading import load_module, resolve_dtype
+from workers.training import data
+from workers.training.corpus import Corpus, draft_vocabulary, epochs
+from workers.training.distill import (
+    CutStudent,
+    DistillLearner,
+    OnPolicy,
+    Student,
+    WholeStudent,
+)
+from workers.training.eagle import EagleLearner
+from workers.training.features import FeatureStore
+from workers.training.losses import DIVERGENCES
+from workers.training.recipe import file_digest, write_recipe
+from workers.training.samples import Sample, Teacher
+from workers.training.trainer import Learner, Plan, Trainer
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = _parser().parse_args(arguments)
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    torch.manual_seed(options.seed)
+    try:
+        if options.command == "data":
+            data.write(
+                target=options.target,
+                out=options.out,
+                prompts=options.prompts,
+                answers=options.answers,
+                temperatures=options.temperature,
+                max_tokens=options.max_tokens,
+                batch=options.batch,
+                seed=options.seed,
+                dtype=options.dtype,
+                device=options.device,
+            )
+        else:
+            _train(options, arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _train(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    corpus = Corpus(options.corpus, options.max_length)
+    texts = range(min(len(corpus), options.texts or len(corpus)))
+    if len(texts) <= options.held_out:
+        raise ValueError(f"{len(texts)} texts, of which {options.held_out} are held out: give more")
+    device = torch.device(options.device)
+    dtype = resolve_dtype(options.dtype, device)
+    folder = checkpoint.resolve(options.target)
+    module = load_module(folder, options.dtype, options.device)
+    head = module.lm_head.weight.detach().clone()
+    vocabulary = torch.from_numpy(
+        draft_vocabulary(corpus.counts(head.shape[0]), min(options.vocabulary, head.shape[0]))
+    )
+    three = options.command == "eagle" and options.version == "eagle3"
+    store = FeatureStore(options.features, corpus, options.target, dtype, three)
+    store.fill(module, texts)
+    teacher = Teacher.of(head, vocabulary.to(device), dtype)
+
+    def sample(text: int) -> Sample:
+        tokens = torch.from_numpy(corpus[text].tokens).to(device)
+        entered = store.three(text).to(device) if three else None
+        return Sample(tokens, corpus[text].answer_from, store.last(text).to(device), entered)
+
+    def samples(skip: int) -> Iterator[Sample]:
+        for text in epochs(texts[options.held_out :], options.seed, skip):
+            yield sample(text)
+
+    learner: Learner
+    if options.command == "eagle":
+        learner = _eagle(options, folder, vocabulary, teacher)
+    else:
+        learner = _distill(options, folder, vocabulary, teacher, module)
+    plan = Plan(
+        tokens=options.tokens,
+        learning_rate=options.learning_rate,
+        texts_per_step=options.texts_per_step,
+        warmup_steps=options.warmup_steps,
+        seed=options.seed,
+        evaluate_every=options.evaluate_every,
+        checkpoint_minutes=options.checkpoint_minutes,
+    )
+    held_out = [sample(text) for text in texts[: options.held_out]]
+    trainer = Trainer(learner, plan, samples, held_out, options.out)
+    trainer.run()
+    counts = corpus.counts(head.shape[0])
+    description = {
+        "files": {file.name: file_digest(file) for file in options.corpus},
+        "texts": len(texts),
+        "held_out": options.held_out,
+        "tokens": sum(len(corpus[text].tokens) for text in texts),
+        "answer_tokens": sum(len(corpus[text].tokens) - corpus[text].answer_from for text in texts),
+        "vocabulary_coverage": round(float(counts[vocabulary].sum() / counts.sum()), 4),
+    }
+    trained = sum(parameter.numel() for parameter in learner.parameters())
+    write_recipe(options.out, arguments, description, trained, trainer.curve)
+
+
+def _eagle(
+    options: argparse.Namespace, folder: Path, vocabulary: torch.Tensor, teacher: Teacher
+) -> EagleLearner:
+    head = new_head(options.version, folder, vocabulary).to(options.device)
+    return EagleLearner(
+        head,
+        teacher,
+        options.target,
+        options.passes,
+        options.window,
+        DIVERGENCES[options.divergence],
+    )
+
+
+def _distill(
+    options: argparse.Namespace,
+    folder: Path,
+    vocabulary: torch.Tensor,
+    teacher: Teacher,
+    target: Any,
+) -> DistillLearner:
+    student: Student
+    if options.draft:
+        draft = checkpoint.resolve(options.draft)
+        module = load_module(draft, "float32", options.device).requires_grad_(True)
+        student = WholeStudent(module, AutoTokenizer.from_pretrained(draft))
+        if module.lm_head.weight.shape[0] != len(vocabulary):
+            raise ValueError(
+                f"--draft {options.draft} guesses {module.lm_head.weight.shape[0]} tokens: give the same "
+                f"number as --vocabulary, not {len(vocabulary)}"
+            )
+    else:
+        layers = tuple(int(layer) for layer in options.layers.split(","))
+        module = cut_module(load_module(folder, "float32", options.device), layers)
+        reduce_head(module, vocabulary)
+        student = CutStudent(module, layers, vocabulary, options.target, options.rank)
+    rewrite = None
+    if options.on_policy:
+        rewrite = OnPolicy(
+            student, target, vocabulary, options.on_policy, options.temperature, options.seed
+        )
+    return DistillLearner(
+        student, teacher, DIVERGENCES[options.divergence], options.temperature, rewrite
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.training", description="Train drafts for a target."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    writing = commands.add_parser("data", help="let the target write text to train on")
+    _add_common(writing)
+    writing.add_argument("--out", type=Path, required=True, help="the .npz to write")
+    writing.add_argument(
+        "--prompts",
+        type=Path,
+        help="JSON lines with `prompt`; without it the target invents its prompts, behind the header of a "
+        "user's turn",
+    )
+    writing.add_argument("--answers", type=int, default=1000, help="texts to write")
+    writing.add_argument(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=[0.0, 1.0],
+        help="of the answers, in turn (prompts are always drawn at 1)",
+    )
+    writing.add_argument("--max-tokens", type=int, default=256, help="of an answer")
+    writing.add_argument(
+        "--batch", type=int, default=64, help="texts that are written side by side"
+    )
+
+    for name, text in (("distill", "train a draft model"), ("eagle", "train an EAGLE head")):
+        training = commands.add_parser(name, help=text)
+        _add_common(training)
+        training.add_argument(
+            "--corpus", type=Path, nargs="+", required=True, help=".npz of `data`"
+        )
+        training.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+        training.add_argument(
+            "--tokens", type=int, default=1_000_000, help="answer tokens to learn from"
+        )
+        training.add_argument("--texts", type=int, help="use the first so many texts only")
+        training.add_argument(
+            "--max-length", type=int, default=1024, help="tokens of a text at most"
+        )
+        training.add_argument("--held-out", type=int, default=40, help="texts for the curve")
+        training.add_argument(
+            "--vocabulary", type=int, default=16384, help="tokens that can be guessed"
+        )
+        training.add_argument("--divergence", choices=list(DIVERGENCES), default="fkl")
+        training.add_argument("--learning-rate", type=float, default=5e-4)
+        training.add_argument("--texts-per-step", type=int, default=2)
+        training.add_argument("--warmup-steps", type=int, default=50)
+        training.add_argument("--evaluate-every", type=int, default=100_000, help="answer tokens")
+        training.add_argument("--checkpoint-minutes", type=float, default=3.0)
+        training.add_argument(
+            "--features",
+            type=Path,
+            default=cache_dir("features"),
+            help="where the target's states are kept",
+        )
+        if name == "distill":
+            training.add_argument(
+                "--layers",
+                default="0,1,2,3,4,5,6,27,28,29",
+                help="of the target, in their order: the draft is cut from it",
+            )
+            training.add_argument(
+                "--rank", type=int, default=32, help="of the updates; 0 trains whole matrices"
+            )
+            training.add_argument("--draft", help="train this model instead, whole")
+            training.add_argument(
+                "--on-policy", type=float, default=0.0, help="share of the student's texts"
+            )
+            training.add_argument(
+                "--temperature", type=float, default=1.0, help="at which the draft serves"
+            )
+        else:
+            training.add_argument("--version", choices=["eagle", "eagle3"], default="eagle3")
+            training.add_argument(
+                "--passes", type=int, default=3, help="how often the head is unrolled"
+            )
+            training.add_argument(
+                "--window", type=int, default=512, help="positions that it looks back"
+            )
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", required=True, help="package://…, a path or a hub id")
+    parser.add_argument("--dtype", default="auto", help="of the target")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--num-threads", type=int, help="of torch on CPU")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""What a checkpoint was made from, so that it can be made again."""
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+RECIPE: Final = "recipe.json"
+_PACKAGES: Final = ("torch", "transformers", "numpy", "safetensors")
+
+
+def write_recipe(
+    folder: Path,
+    arguments: Sequence[str],
+    corpus: dict[str, Any],
+    trained_parameters: int,
+    curve: list[dict[str, Any]],
+) -> None:
+    """Write recipe.json beside a checkpoint's weights."""
+    content = {
+        "command": ["python", "-m", "workers.training", *arguments],
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in _PACKAGES},
+        "device": _device(),
+        "corpus": corpus,
+        "trained_parameters": trained_parameters,
+        "curve": curve,
+    }
+    (folder / RECIPE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def file_digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _commit() -> str:
+    """The commit of the working tree, with + behind it if files differ from it; empty without git."""
+    folder = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit + ("+" if changed else "")
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,5 +1,6 @@
 """Tiny models and tokenizers: every rule and cache path can be tested without training."""
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from workers.cache import cache_dir
+from workers.draft import eagle
+from workers.engine.features import FeatureTap
+from workers.training.eagle import EagleLearner
+from workers.training.losses import DIVERGENCES
+from workers.training.samples import Sample, Teacher
+from workers.training.trainer import Plan, Trainer
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 CHAT_TEMPLATE = (
@@ -113,4 +120,37 @@ def llama(seed: int = 0, max_position_embeddings: int = 512) -> Path:
         model.lm_head.weight[tokenizer.eos_token_id] = 0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@cache
+def trained_head(version: str) -> Path:
+    """An EAGLE head that knows some greedy answers of `llama()` by heart."""
+    folder = cache_dir("tests") / f"head-v4-{version}"
+    if (folder / "eagle.json").exists():
+        return folder
+    # More threads than free cores make this ten times slower.
+    torch.set_num_threads(1)
+    target = llama()
+    tokenizer = byte_level_tokenizer()
+    samples = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
+        prompts = [
+            tokenizer(text, return_tensors="pt").input_ids
+            for text in ("the cat in the hat", "hello", "0123456789 " * 8)
+        ]
+        answers = [model.generate(p, max_new_tokens=64, do_sample=False) for p in prompts]
+        taps = FeatureTap(model, "last"), FeatureTap(model, "three")
+        for prompt, tokens in zip(prompts, answers, strict=True):
+            with torch.no_grad():
+                model(tokens, use_cache=False)
+            last, three = (tap.take().float() for tap in taps)
+            samples.append(Sample(tokens[0], prompt.shape[1], last, three))
+    vocabulary = torch.arange(len(tokenizer))
+    head = eagle.new_head(version, target, vocabulary)
+    teacher = Teacher.of(model.lm_head.weight.detach().float(), vocabulary, torch.float32)
+    learner = EagleLearner(head, teacher, str(target), 3, 64, DIVERGENCES["fkl"])
+    plan = Plan(40_000, 4e-3, 3, 10, 0, 40_000, 10.0)
+    Trainer(learner, plan, lambda skip: itertools.cycle(samples), samples, folder).run()
     return folder

@@ -31,7 +31,7 @@ class FeatureStore:
     ) -> None:
         self._corpus = corpus
         self._three = three
-        name = json.dumps([target, str(dtype), three, corpus.digest()])
+        name = json.dumps([target, str(dtype), corpus.digest()])
         self._folder = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
         self._open: dict[int, Any] = {}
 
@@ -42,7 +42,7 @@ class FeatureStore:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         shards = range(texts.start // SHARD, -(-texts.stop // SHARD))
-        missing = [shard for shard in shards if not self._file(shard).exists()]
+        missing = [shard for shard in shards if not self._is_complete(shard)]
         if not missing:
             return
         if linear.can_pack(module.dtype, module.device):
@@ -77,6 +77,13 @@ class FeatureStore:
         part = self._file(shard).with_suffix(f".part{os.getpid()}")
         save_file({kind: torch.cat(parts) for kind, parts in made.items()}, part)
         os.replace(part, self._file(shard))
+
+    def _is_complete(self, shard: int) -> bool:
+        """Whether a shard holds what is needed; it may hold more."""
+        if not self._file(shard).exists():
+            return False
+        with safe_open(self._file(shard), framework="pt") as content:
+            return not self._three or "three" in content.keys()  # noqa: SIM118
 
     def _rows(self, kind: str, text: int) -> torch.Tensor:
         shard = text // SHARD

@@ -1,0 +1,237 @@
+"""The training commands as a user runs them, on a tiny target; what they write is what a worker loads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests import tiny
+from workers.draft import eagle, models
+from workers.training.__main__ import main
+from workers.training.corpus import Corpus, draft_vocabulary, epochs
+from workers.training.eagle import EagleLearner
+from workers.training.losses import DIVERGENCES
+from workers.training.samples import Sample, Teacher
+
+LAWS = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text that the tiny target wrote, to prompts that are given."""
+    folder = tmp_path_factory.mktemp("corpus")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"say {n}"}) for n in range(10)))
+    out = folder / "text.npz"
+    assert run("data", out, answers=24, prompts=prompts, max_tokens=20, batch=8) == 0
+    return out
+
+
+def run(command: str, out: Path, *flags: str, **options: object) -> int:
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    common = [f"--target={tiny.llama()}", "--dtype=float32", "--device=cpu", f"--out={out}"]
+    return main([command, *common, *given, *flags])
+
+
+def train(command: str, corpus: Path, out: Path, *flags: str, **options: object) -> int:
+    defaults: dict[str, object] = {
+        "corpus": corpus,
+        "features": corpus.parent / "features",
+        "tokens": 2000,
+        "evaluate_every": 500,
+        "held_out": 4,
+        "vocabulary": 128,
+        "learning_rate": 0.003,
+        "warmup_steps": 5,
+    }
+    return run(command, out, *flags, **(defaults | options))
+
+
+def rates(out: Path) -> list[float]:
+    curve = json.loads((out / "curve.json").read_text())
+    return [point["agreement"][0][2] for point in curve]
+
+
+def test_the_target_writes_what_it_would_answer(corpus: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny.llama(), dtype=torch.float32)
+    with np.load(corpus) as content:
+        temperatures = content["temperature"].tolist()
+        offsets = content["output_offsets"]
+        assert temperatures == [0.0, 1.0] * 12
+        assert len(offsets) == 25
+        # At temperature 0 an answer is what `generate` gives; the same prompt drawn twice differs.
+        start, end = content["prompt_offsets"][2:4]
+        prompt = content["prompt_ids"][start:end].tolist()
+        answer = content["output_ids"][offsets[2] : offsets[3]].tolist()
+    made = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
+    assert made[0, len(prompt) :].tolist() == answer
+    text = tiny.byte_level_tokenizer().decode(prompt)
+    assert "say 2" in text
+    assert text.endswith("assistant:")
+
+
+def test_writing_continues_and_invents_prompts(tmp_path: Path) -> None:
+    out = tmp_path / "text.npz"
+    assert run("data", out, answers=3, max_tokens=8, batch=2) == 0
+    with np.load(out) as content:
+        first = content["output_ids"].tolist()
+    assert run("data", out, answers=5, max_tokens=8, batch=2) == 0
+    with np.load(out) as content:
+        assert content["output_ids"].tolist()[: len(first)] == first
+        assert len(content["temperature"]) == 5
+        prompts = np.split(content["prompt_ids"], content["prompt_offsets"][1:-1])
+    assert len({tuple(prompt) for prompt in prompts}) == 5
+
+
+def test_other_options_do_not_continue_a_file(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("data", corpus, answers=30, max_tokens=7) == 1
+    assert "other options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["eagle", "eagle3"])
+def test_a_head_learns_and_loads(version: str, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    assert train("eagle", corpus, out, version=version, passes=2, tokens=6000) == 0
+    assert rates(out)[-1] > rates(out)[0] + 0.03
+    head = eagle.load_head(out, tiny.llama())
+    assert head.config.vocab_size == 128
+    assert (out / "curve.png").stat().st_size > 1000
+    recipe = json.loads((out / "recipe.json").read_text())
+    assert recipe["corpus"]["texts"] == 24
+    assert 0.5 < recipe["corpus"]["vocabulary_coverage"] <= 1
+    assert recipe["curve"][-1]["tokens"] >= 6000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank": 4},
+        {"rank": 0, "divergence": "rkl"},
+        {"rank": 4, "divergence": "tvd", "on_policy": 0.5, "temperature": 0.7},
+        {"rank": 4, "divergence": "jsd"},
+    ],
+    ids=str,
+)
+def test_a_cut_draft_learns_and_loads(
+    options: dict[str, object], corpus: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "draft"
+    assert train("distill", corpus, out, layers="0,2", **options) == 0
+    assert rates(out)[-1] > rates(out)[0]
+    loaded = models.load(str(out), "float32", "cpu", None)
+    assert loaded.ids is not None
+    assert len(loaded.ids) == 128
+
+
+def test_a_draft_of_its_own_learns_and_loads(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    other = str(tiny.llama(1))
+    assert train("distill", corpus, out, draft=other, vocabulary=264, tokens=4000) == 0
+    assert rates(out)[-1] > rates(out)[0]
+    assert models.load(str(out), "float32", "cpu", None).model.info.vocab_size == 264
+
+
+def test_a_draft_that_guesses_other_tokens_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("distill", corpus, tmp_path / "d", draft=str(tiny.llama(1)), vocabulary=128) == 1
+    assert "--vocabulary" in capsys.readouterr().err
+
+
+def test_a_broken_off_run_goes_on_where_it_was(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken off and continued, a run ends with the bits of one that was not."""
+    options: dict[str, object] = {"version": "eagle3", "passes": 2, "checkpoint_minutes": 0}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert train("eagle", corpus, whole, **options) == 0
+    loss, calls = EagleLearner.loss, 0
+
+    def failing(self: EagleLearner, sample: Sample) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 41:
+            raise OSError("power cut")
+        return loss(self, sample)
+
+    monkeypatch.setattr(EagleLearner, "loss", failing)
+    assert train("eagle", corpus, broken, **options) == 1
+    assert "power cut" in capsys.readouterr().err
+    assert not (broken / eagle.WEIGHTS_FILE).exists()
+    assert train("eagle", corpus, broken, **options, learning_rate=0.1) == 1
+    assert "another plan" in capsys.readouterr().err
+    assert train("eagle", corpus, broken, **options) == 0
+    assert (broken / eagle.WEIGHTS_FILE).read_bytes() == (whole / eagle.WEIGHTS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_divergences_are_zero_only_for_equal_laws(name: str) -> None:
+    p, q = LAWS
+    assert DIVERGENCES[name](p, p).abs().max() < 1e-6
+    assert (DIVERGENCES[name](p, q) > 0.01).all()
+
+
+def test_divergences_are_those_of_the_paper() -> None:
+    p, q = LAWS.exp()
+    kl = lambda a, b: (a * (a / b).log()).sum(-1)  # noqa: E731
+    expected = {
+        "fkl": kl(p, q),
+        "rkl": kl(q, p),
+        "jsd": (kl(p, (p + q) / 2) + kl(q, (p + q) / 2)) / 2,
+        "tvd": 1 - torch.minimum(p, q).sum(-1),
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(DIVERGENCES[name](*LAWS), value, msg=name)
+
+
+def test_an_unrolled_pass_is_what_the_head_does_when_it_drafts() -> None:
+    """Row r of pass k is the head's guess k tokens behind position r + 1, its own states fed back."""
+    target = tiny.llama()
+    head = eagle.load_head(tiny.trained_head("eagle3"), target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    from tests.integration.test_eagle_drafter import PROMPTS, reference, target_states
+
+    tokens = PROMPTS[2]
+    states = target_states(tokens, "eagle3")
+    vocabulary = torch.arange(264)
+    teacher = Teacher.of(model.lm_head.weight.detach(), vocabulary, torch.float32)
+    learner = EagleLearner(head, teacher, str(target), 3, 10**6, DIVERGENCES["fkl"])
+    sample = Sample(torch.tensor(tokens), 5, target_states(tokens, "eagle"), states)
+    same = tested = 0
+    for depth, logits in enumerate(learner._passes(sample)):
+        for row in range(3, len(logits), 9):
+            known = tokens[: row + 2]
+            guessed = reference(
+                tiny.trained_head("eagle3"), known, states, tokens[row + 2 : row + 2 + depth]
+            )
+            same += int(logits[row].argmax()) == guessed[0]
+            tested += 1
+    # Training runs in bfloat16: near ties may fall otherwise.
+    assert tested > 20
+    assert same >= 0.9 * tested
+
+
+def test_epochs_can_be_entered_anywhere() -> None:
+    whole = epochs(range(5), 3, 0)
+    first = [next(whole) for _ in range(17)]
+    assert [sorted(first[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
+    for skip in (0, 4, 5, 12):
+        entered = epochs(range(5), 3, skip)
+        assert [next(entered) for _ in range(17 - skip)] == first[skip:]
+
+
+def test_the_draft_vocabulary_is_what_answers_hold_most(corpus: Path) -> None:
+    counts = Corpus([corpus], 64).counts(264)
+    chosen = draft_vocabulary(counts, 50)
+    assert sorted(chosen) == list(chosen)
+    assert counts[chosen].min() >= np.delete(counts, chosen).max()

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc.aio
 
+from deployments.choice import Records
 from deployments.config import AppConfig, CoordinatorThresholds
 from deployments.lease import WorkerPool
 from deployments.round import Generation, GenerationRequest, Speculation
@@ -85,6 +86,7 @@ class Coordinator:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._targets = targets
         self._drafts = drafts
+        self._records = Records()
         self._model: ServedModel | None = None
         self._learning = asyncio.create_task(self._learn())
 
@@ -173,7 +175,9 @@ class Coordinator:
 
     def generation(self, request: GenerationRequest) -> Generation:
         """A generation for the request; it starts when its pieces are iterated."""
-        return Generation(request, self._targets, self._drafts, self.thresholds.max_patience_ms)
+        return Generation(
+            request, self._targets, self._drafts, self.thresholds.max_patience_ms, self._records
+        )
 
     async def workers(self) -> list[tuple[m.WorkerInfo, str, pb.WorkerStatus]]:
         """(introduction, role, status) of the workers that are connected, at least one of each pool."""
@@ -248,6 +252,7 @@ class Coordinator:
         return merged
 
     def _speculation(self, options: SpeculationOptions) -> Speculation:
+        auto = AUTO in options.drafters or not options.drafters
         names = [name for name in options.drafters if name != AUTO] or self.drafter_names
         unknown = [name for name in names if name not in self.drafter_names]
         if unknown:
@@ -267,4 +272,5 @@ class Coordinator:
             drafters=tuple(names) if options.enabled else (),
             max_draft_tokens=min(wanted, allowed),
             tree=options.tree,
+            auto=auto,
         )

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from deployments.choice import Choice, Records
 from deployments.lease import WorkerPool
 from deployments.patience import Patience
 from deployments.stats import RequestStats
@@ -35,12 +36,14 @@ DRAFT_RETRY_SECONDS = 1.0
 class Speculation:
     """Per-request control of speculation; none of it changes the answer.
 
-    `drafters` are names; an empty tuple turns drafting off, as `max_draft_tokens` 0 does.
+    `drafters` are names; an empty tuple turns drafting off, as `max_draft_tokens` 0 does. With `auto` the
+    best of them and of their sets are chosen as the answer goes.
     """
 
     drafters: tuple[str, ...] = ()
     max_draft_tokens: int = 0
     tree: bool = True
+    auto: bool = False
 
     @property
     def enabled(self) -> bool:
@@ -87,6 +90,7 @@ class Generation:
         targets: WorkerPool,
         drafts: WorkerPool | None,
         max_patience_ms: float,
+        records: Records,
     ) -> None:
         self.request = request
         self.stats = RequestStats()
@@ -97,7 +101,10 @@ class Generation:
         self._target: Channel
         self._vocabulary = ""
         self._draft: Channel | None = None
-        self._drafters: set[str] = set()
+        self._drafters: frozenset[str] = frozenset()
+        self._records = records
+        self._choice: Choice | None = None
+        self._committed_at: dict[int, float] = {}
         self._offers: dict[str, m.Proposal] = {}
         self._draft_lost = asyncio.Event()
         self._piece = Piece()
@@ -134,6 +141,12 @@ class Generation:
     def proposed(self, proposal: m.Proposal) -> None:
         """Propose: what the drafters offer for what is committed now goes to the target as one tree."""
         self.stats.proposed(proposal)
+        if self._choice is not None:
+            since = self._committed_at.get(proposal.base_len)
+            delay_s = None if since is None else time.monotonic() - since
+            self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
+        if proposal.drafter not in self._asked():
+            return
         self._offers[proposal.drafter] = proposal
         tree = TokenTree()
         for drafter, offer in list(self._offers.items()):
@@ -144,7 +157,7 @@ class Generation:
             else:
                 tree = tree.merge(rest)
         answered = {d for d, o in self._offers.items() if o.base_len == len(self._tokens)}
-        partial = not self._drafters <= answered
+        partial = not self._asked() <= answered
         if not partial:
             self._patience.proposed()
         if tree or not partial:
@@ -154,12 +167,13 @@ class Generation:
         """Commit: what the target verified goes to the drafter. Emit: and to the client."""
         first = len(self._tokens) == len(self.request.prompt)
         self._tokens += committed.tokens
-        if self._draft is not None:
-            features = () if committed.features is None else (committed.features,)
-            self._draft.send(m.Commit(committed.base_len, committed.tokens, features))
-            self._set_patience(self._patience.committed(committed))
         if not first:
             self.stats.committed(committed)
+            if self._choice is not None:
+                step_s = committed.timings.step_ns / 1e9
+                self._choice.committed(self._tokens, step_s, committed.drafted > 0)
+        if self._draft is not None:
+            self._tell_drafters(committed)
         if self.request.prompt_only:
             return
         self._piece.tokens += committed.tokens
@@ -189,13 +203,31 @@ class Generation:
     def drafter_failed(self, failed: m.Failed) -> None:
         """One of several drafters is gone; the others go on."""
         logger.info("drafter %s: %s", failed.drafter, failed.message)
-        self._drafters.discard(failed.drafter)
+        self._drafters -= {failed.drafter}
         self._offers.pop(failed.drafter, None)
+        if self._choice is not None:
+            self._choice.lost(failed.drafter)
 
     def draft_lost(self, error: ServiceError) -> None:
         """Drafting is over for now: the target must not wait for it."""
         logger.info("drafting stops for now: %s", error)
         self._draft_lost.set()
+
+    def _asked(self) -> frozenset[str]:
+        """The drafters that are to propose now."""
+        return self._drafters if self._choice is None else self._choice.asked
+
+    def _tell_drafters(self, committed: m.Committed) -> None:
+        assert self._draft is not None
+        asked = self._asked()
+        features = () if committed.features is None else (committed.features,)
+        self._draft.send(m.Commit(committed.base_len, committed.tokens, features, asked))
+        for drafter in self._offers.keys() - asked:
+            del self._offers[drafter]
+        self._committed_at = {len(self._tokens): time.monotonic()} | {
+            base: at for base, at in self._committed_at.items() if base > len(self._tokens) - 64
+        }
+        self._set_patience(self._patience.committed(committed) if asked else self._patience.lost())
 
     async def _wait_for_news(self) -> None:
         try:
@@ -212,8 +244,11 @@ class Generation:
             try:
                 async with drafts.lease() as lease:
                     self._draft_lost.clear()
-                    self._drafters = set(self._usable(lease.connection.info))
+                    self._drafters = frozenset(self._usable(lease.connection.info))
+                    if self.request.speculation.auto:
+                        self._choice = Choice(self._drafters, self._records)
                     self._offers.clear()
+                    self._committed_at.clear()
                     self._draft = lease.connection.open(
                         self._open_draft(lease.lease_id), lambda channel: _DraftSide(self)
                     )
@@ -226,7 +261,7 @@ class Generation:
             except ServiceError as error:
                 logger.info("no drafting for now: %s", error)
             finally:
-                self._draft = None
+                self._draft = self._choice = None
             self._set_patience(self._patience.lost())
             await asyncio.sleep(DRAFT_RETRY_SECONDS)
 

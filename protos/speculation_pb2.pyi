@@ -474,18 +474,22 @@ class OpenDraft(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., max_len: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("base_len", "tokens", "price", "calibration", "features")
+    __slots__ = ("base_len", "tokens", "price", "calibration", "features", "asked", "quiet")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     price: float
     calibration: Calibration
     features: _containers.RepeatedCompositeFieldContainer[Features]
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
+    asked: _containers.RepeatedScalarFieldContainer[str]
+    quiet: bool
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., asked: _Optional[_Iterable[str]] = ..., quiet: _Optional[bool] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("base_len", "tree", "drafter", "hit", "timings")

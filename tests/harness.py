@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from deployments import round as round_module
+from deployments.choice import Records
 from deployments.config import AppConfig
 from deployments.coordinator import Coordinator
 from deployments.lease import Lease
@@ -178,10 +179,13 @@ class ReplayDrafter:
 class Harness:
     """Runs generations against one target and one draft worker."""
 
-    def __init__(self, targets: LocalPool, drafts: LocalPool, drafter: Drafter) -> None:
+    def __init__(
+        self, targets: LocalPool, drafts: LocalPool, drafters: Mapping[str, Drafter]
+    ) -> None:
         self.targets = targets
         self.drafts = drafts
-        self.drafter = drafter
+        self.drafters = drafters
+        self.records = Records()
 
     @property
     def target(self) -> TargetWorker:
@@ -202,6 +206,7 @@ class Harness:
         prompt_logprobs: int | None = None,
         show_special_tokens: bool = False,
         priority: int = 0,
+        auto: bool = False,
         **others: Any,
     ) -> GenerationRequest:
         """A request; what is neither named here nor a stop rule is a sampling parameter."""
@@ -218,7 +223,7 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             show_special_tokens=show_special_tokens,
             priority=priority,
-            speculation=Speculation(("test",), max_draft_tokens, tree),
+            speculation=Speculation(tuple(self.drafters), max_draft_tokens, tree, auto),
             deadline=time.monotonic() + timeout_s,
         )
 
@@ -237,7 +242,11 @@ class Harness:
 
     def generation(self, request: GenerationRequest, speculate: bool = True) -> Generation:
         return Generation(
-            request, self.targets, self.drafts if speculate else None, max_patience_ms=1000
+            request,
+            self.targets,
+            self.drafts if speculate else None,
+            max_patience_ms=1000,
+            records=self.records,
         )
 
     async def idle(self, within_s: float = 1.0) -> None:
@@ -281,9 +290,13 @@ async def http_client(h: Harness, **target: Any) -> AsyncIterator[httpx.AsyncCli
 
 @contextlib.asynccontextmanager
 async def harness(
-    folder: Path, drafter: Drafter, patient: bool = True, **target: object
+    folder: Path,
+    drafter: Drafter | Mapping[str, Drafter],
+    patient: bool = True,
+    **target: object,
 ) -> AsyncIterator[Harness]:
-    """A target with the model in `folder`, and a draft worker with one drafter, named "test"."""
+    """A target with the model in `folder`, and a draft worker with drafters by name; one alone is "test"."""
+    made = drafter if isinstance(drafter, Mapping) else {"test": drafter}
     options: dict[str, Any] = {
         "dtype": "auto",
         "device": "cpu",
@@ -299,7 +312,8 @@ async def harness(
         "features": None,
     }
     target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **{**options, **target}))
-    draft_worker = DraftWorker(DraftConfig((LookupConfig("test"),), str(folder)), {"test": drafter})
+    configs = tuple(LookupConfig(name) for name in made)
+    draft_worker = DraftWorker(DraftConfig(configs, str(folder)), made)
     await target_worker.start()
     await draft_worker.start()
     targets, drafts = LocalPool(TARGET, target_worker), LocalPool(DRAFT, draft_worker)
@@ -307,7 +321,7 @@ async def harness(
     if patient:
         round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
     try:
-        yield Harness(targets, drafts, drafter)
+        yield Harness(targets, drafts, made)
     finally:
         round_module.Patience = original  # type: ignore[misc]
         await targets.close()

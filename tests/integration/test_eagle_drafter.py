@@ -90,13 +90,14 @@ def reference(
 
     with torch.inference_mode():
         states = list(head.project(features)[: len(tokens) - 1])
-        rows = tokens[1:]
-        for token in [None, *drafted]:
-            if token is not None:
-                states.append(made[-1])
-                rows = [*rows, token]
-            positions = torch.arange(1, len(rows) + 1)[None]
-            made = head(torch.tensor([rows]), torch.stack(states)[None], positions, attend)[0]
+        rows = tokens[1:] + drafted
+        while True:
+            fed = torch.tensor([rows[: len(states)]])
+            positions = torch.arange(1, len(states) + 1)[None]
+            made = head(fed, torch.stack(states)[None], positions, attend)[0]
+            if len(states) == len(rows):
+                break
+            states.append(made[-1])
         best = head.guess(made[-1]).argsort(descending=True)
     return [int(head.vocabulary[place]) for place in best[:8]]
 

@@ -29,8 +29,9 @@ PROMPT = tokenizer("hello world, this is a test").input_ids
 async def plain_answer(h: Harness, **options):
     request = h.request(PROMPT, max_tokens=60, temperature=1.0, seed=9, **options)
     answer = await h.generate(request, speculate=False)
-    if isinstance(h.drafter, ReplayDrafter):
-        h.drafter.learn(request, answer)
+    for drafter in h.drafters.values():
+        if isinstance(drafter, ReplayDrafter):
+            drafter.learn(request, answer)
     return request, answer
 
 

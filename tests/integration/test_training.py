@@ -149,7 +149,10 @@ def test_a_draft_that_guesses_other_tokens_is_refused(
 
 
 def test_a_broken_off_run_goes_on_where_it_was(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Broken off and continued, a run ends with the bits of one that was not."""
     options: dict[str, object] = {"version": "eagle3", "passes": 2, "checkpoint_minutes": 0}

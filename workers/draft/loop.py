@@ -88,8 +88,8 @@ class DraftLoop:
                     session.waiting = None
                 self._committed.clear()
             self._take(opened, commits, closed)
-            asked = {*opened, *(session for session, _ in commits)} & self._sessions
-            self._propose(list(asked))
+            asked = {*opened, *(s for s, commit in commits if commit.asks(self.name))}
+            self._propose(list(asked & self._sessions))
 
     def _take(
         self,

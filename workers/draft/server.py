@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -160,7 +161,7 @@ class _DraftReceiver(LeasedReceiver):
             )
         # What came before is not taken twice.
         tokens = message.tokens[self._received - message.base_len :]
-        news = m.Commit(self._received, tokens, message.features)
+        news = replace(message, base_len=self._received, tokens=tokens)
         self._received += len(news.tokens)
         for name, session in self.sessions.items():
             self._loops[name].commit(session, news)

@@ -466,7 +466,11 @@ _ENCODERS: Final[dict[type, Encoder]] = {
     m.Failed: lambda x: pb.Failed(code=x.code, message=x.message, drafter=x.drafter),
     m.OpenDraft: _encode_open_draft,
     m.Commit: lambda x: pb.Commit(
-        base_len=x.base_len, tokens=x.tokens, features=map(_encode_features, x.features)
+        base_len=x.base_len,
+        tokens=x.tokens,
+        features=map(_encode_features, x.features),
+        asked=sorted(x.asked or ()),
+        quiet=x.asked is not None and not x.asked,
     ),
     m.Features: _encode_features,
     m.FeaturesWanted: lambda x: pb.FeaturesWanted(first_position=x.first_position),
@@ -484,7 +488,10 @@ _DECODERS: Final[dict[type, Decoder]] = {
     m.Failed: lambda x: m.Failed(x.code, x.message, x.drafter),
     m.OpenDraft: _decode_open_draft,
     m.Commit: lambda x: m.Commit(
-        x.base_len, tuple(x.tokens), tuple(map(_decode_features, x.features))
+        x.base_len,
+        tuple(x.tokens),
+        tuple(map(_decode_features, x.features)),
+        frozenset(x.asked) if x.asked or x.quiet else None,
     ),
     m.Features: _decode_features,
     m.FeaturesWanted: lambda x: m.FeaturesWanted(x.first_position),

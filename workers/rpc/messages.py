@@ -170,11 +170,19 @@ class OpenDraft:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Tells a drafter what became part of the answer."""
+    """Tells the drafters what became part of the answer.
+
+    `asked` are those that are to propose, None for all; the others only take note.
+    """
 
     base_len: int
     tokens: tuple[int, ...]
     features: tuple[Features, ...] = ()
+    asked: frozenset[str] | None = None
+
+    def asks(self, drafter: str) -> bool:
+        """Whether a drafter is to propose."""
+        return self.asked is None or drafter in self.asked
 
     def followed_by(self, later: "Commit") -> "Commit":
         """Both in one message; the later one must start where this one ends."""
@@ -183,7 +191,9 @@ class Commit:
                 f"commit at {later.base_len} does not follow {len(self.tokens)} tokens "
                 f"at {self.base_len}"
             )
-        return Commit(self.base_len, self.tokens + later.tokens, self.features + later.features)
+        return Commit(
+            self.base_len, self.tokens + later.tokens, self.features + later.features, later.asked
+        )
 
 
 @dataclass(frozen=True, slots=True)

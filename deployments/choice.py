@@ -1,0 +1,170 @@
+"""Which drafters an answer is drafted by, where the request leaves it to the server.
+
+Every drafter that was asked is judged on what was committed, whoever's tokens were verified: how far would
+its tree have reached? So a round teaches about all drafters and sets of them at once, which is what makes
+choosing among them no bandit problem (Liu et al., "Not-a-Bandit", ICLR 2026, arXiv 2510.20064). The leader
+of discounted averages is followed: of all sets the one with the most tokens per second,
+
+    (1 + tokens reached) / (time of the target's step + time until the slowest of the set has proposed).
+
+Those that are left out are asked again after 8, 16, … 64 rounds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final
+
+from workers.tree import ANCHOR, TokenTree
+
+_RATE: Final = 0.1
+_POOL_RATE: Final = 0.02
+_FIRST_PAUSE: Final = 8
+_LONGEST_PAUSE: Final = 64
+_MARGIN: Final = 0.98
+_MOST_SINGLY: Final = 4
+"""Of more drafters than this not every set is considered, but each alone, all, and none."""
+
+Set = frozenset[str]
+
+
+class Average:
+    """A discounted average; None until something was observed."""
+
+    def __init__(self, value: float | None = None) -> None:
+        self.value = value
+
+    def observe(self, value: float, rate: float) -> None:
+        """Take one more value."""
+        self.value = value if self.value is None else self.value + rate * (value - self.value)
+
+
+class Records:
+    """What is known of sets of drafters: tokens reached, and seconds until a drafter has proposed."""
+
+    def __init__(self) -> None:
+        self.reach: dict[Set, Average] = {}
+        self.delay: dict[str, Average] = {}
+        self.drafted_step = Average()
+        self.plain_step = Average()
+
+    def copy(self) -> "Records":
+        """Where a new answer starts from."""
+        made = Records()
+        made.reach = {drafters: Average(a.value) for drafters, a in self.reach.items()}
+        made.delay = {drafter: Average(a.value) for drafter, a in self.delay.items()}
+        made.drafted_step = Average(self.drafted_step.value)
+        made.plain_step = Average(self.plain_step.value)
+        return made
+
+    def speed(self, drafters: Set) -> float | None:
+        """Tokens per second that a set is expected to give; None if that is not known."""
+        if not drafters:
+            plain = self.plain_step.value
+            return None if plain is None else 1.0 / plain
+        reach = self.reach[drafters].value if drafters in self.reach else None
+        delays = [self.delay[d].value if d in self.delay else None for d in drafters]
+        step = self.drafted_step.value
+        if reach is None or step is None or None in delays:
+            return None
+        return (1.0 + reach) / (step + max(delay for delay in delays if delay is not None))
+
+
+@dataclass(slots=True)
+class _Round:
+    """Trees for one base, until it is known how far each reaches."""
+
+    base_len: int
+    trees: dict[str, TokenTree] = field(default_factory=dict)
+
+
+class Choice:
+    """The choice of one answer. `pool` are the records of all answers, which it reads first and adds to."""
+
+    def __init__(self, drafters: Iterable[str], pool: Records) -> None:
+        self._all = frozenset(drafters)
+        self._pool = pool
+        self._own = pool.copy()
+        self._rounds: list[_Round] = []
+        self._pause = _FIRST_PAUSE
+        self._since_all = 0
+        self._best = self._all
+        self.asked = self._all
+
+    def lost(self, drafter: str) -> None:
+        """A drafter is gone."""
+        self._all -= {drafter}
+        self._best &= self._all
+        self.asked &= self._all
+
+    def proposed(self, drafter: str, base_len: int, tree: TokenTree, delay_s: float | None) -> None:
+        """A drafter has proposed; `delay_s` is None where it was not the answer to one commit."""
+        if not self._rounds or self._rounds[-1].base_len != base_len:
+            self._rounds = [*self._rounds[-3:], _Round(base_len)]
+        self._rounds[-1].trees[drafter] = tree
+        if delay_s is not None:
+            for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
+                records.delay.setdefault(drafter, Average()).observe(delay_s, rate)
+
+    def committed(self, tokens: Sequence[int], step_s: float, drafted: bool) -> None:
+        """All committed tokens, after a round that took `step_s` on the target; decides who is asked."""
+        for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
+            step = records.drafted_step if drafted else records.plain_step
+            step.observe(step_s, rate)
+        self._judge(tokens)
+        self._decide()
+
+    def _judge(self, tokens: Sequence[int]) -> None:
+        left = []
+        for judged in self._rounds:
+            reached = {
+                drafter: _reach(tree, tokens[judged.base_len :])
+                for drafter, tree in judged.trees.items()
+            }
+            if None in reached.values():
+                left.append(judged)
+                continue
+            for drafters in _sets(judged.trees):
+                best = max((reached[drafter] or 0 for drafter in drafters), default=0)
+                for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
+                    records.reach.setdefault(drafters, Average()).observe(best, rate)
+        self._rounds = left
+
+    def _decide(self) -> None:
+        speeds = {drafters: self._own.speed(drafters) for drafters in (*_sets(self._all), Set())}
+        known = {drafters: speed for drafters, speed in speeds.items() if speed is not None}
+        if self._all not in known:
+            return  # Not everyone was seen yet: all are asked.
+        # A larger set, and plain decoding, have to win by more than what noise may give.
+        best = max(known, key=lambda drafters: known[drafters] * _MARGIN ** abs(len(drafters) - 1))
+        if best != self._best:
+            self._best, self._pause = best, _FIRST_PAUSE
+        self._since_all += 1
+        if self._best == self._all or self._since_all > self._pause:
+            if self._best != self._all:
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._since_all = 0
+            self.asked = self._all
+        else:
+            self.asked = self._best
+
+
+def _sets(drafters: Iterable[str]) -> list[Set]:
+    names = sorted(drafters)
+    if not names:
+        return []
+    if len(names) > _MOST_SINGLY:
+        return [*(Set([name]) for name in names), Set(names)]
+    sizes = range(1, len(names) + 1)
+    return [Set(chosen) for size in sizes for chosen in combinations(names, size)]
+
+
+def _reach(tree: TokenTree, tokens: Sequence[int]) -> int | None:
+    """How many tokens a tree foretold; None while it might have foretold more."""
+    node = ANCHOR
+    for depth, token in enumerate(tokens):
+        child = tree.child(node, token)
+        if child is None:
+            return depth
+        node = child
+    return None if tree.has_children(node) else len(tokens)

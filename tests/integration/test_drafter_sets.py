@@ -1,0 +1,115 @@
+"""Several drafters for one answer: trees merged, one failing, and the choice left to the server."""
+
+import pytest
+
+from tests import tiny
+from tests.harness import Harness, ReplayDrafter, harness
+
+tokenizer = tiny.byte_level_tokenizer()
+VOCAB = len(tokenizer)
+PROMPT = tokenizer("hello world, this is a test").input_ids
+
+
+class HalfDrafter(ReplayDrafter):
+    """Knows every second stretch of the answer, and elsewhere what will not come."""
+
+    def __init__(self, odd: bool) -> None:
+        super().__init__("true", VOCAB)
+        self._odd = odd
+
+    def _tree(self, ask):
+        known = self._sessions[ask.session][0]
+        self.style = "true" if len(known) // 6 % 2 == self._odd else "wrong"
+        return super()._tree(ask)
+
+
+async def learn(h: Harness, **options):
+    request = h.request(PROMPT, max_tokens=60, temperature=1.0, seed=9, **options)
+    answer = await h.generate(request, speculate=False)
+    for drafter in h.drafters.values():
+        assert isinstance(drafter, ReplayDrafter)
+        drafter.learn(request, answer)
+    return request, answer
+
+
+async def test_trees_of_several_drafters_are_verified_as_one() -> None:
+    """Of two drafters that each know half, every round finds one that knows."""
+    made = {"even": HalfDrafter(False), "odd": HalfDrafter(True)}
+    async with harness(tiny.llama(), made) as h:
+        request, off = await learn(h, max_draft_tokens=16)
+        both = await h.generate(request)
+        both.same_as(off)
+        assert both.stats.drafter == "even+odd"
+        # At most the first round or two are without drafts.
+        assert both.stats.accepted_tokens >= 4 * (both.stats.rounds - 3)
+        # Their rows are verified together: five true ones and a wrong tree beside them.
+        assert both.stats.draft_tokens > 8 * (both.stats.rounds - 3)
+        await h.idle()
+    async with harness(tiny.llama(), {"even": HalfDrafter(False)}) as h:
+        request, off = await learn(h, max_draft_tokens=16)
+        alone = await h.generate(request)
+        alone.same_as(off)
+        assert alone.stats.rounds > both.stats.rounds
+        await h.idle()
+
+
+async def test_equal_paths_of_two_drafters_take_no_rows_twice() -> None:
+    made = {"one": ReplayDrafter("true", VOCAB), "two": ReplayDrafter("true", VOCAB)}
+    async with harness(tiny.llama(), made) as h:
+        request, off = await learn(h)
+        answer = await h.generate(request)
+        answer.same_as(off)
+        assert answer.stats.draft_tokens == answer.stats.accepted_tokens
+        await h.idle()
+
+
+@pytest.mark.parametrize("auto", [False, True])
+async def test_of_several_drafters_one_may_fail(auto: bool) -> None:
+    made = {"good": ReplayDrafter("true", VOCAB), "bad": ReplayDrafter("true", VOCAB)}
+    async with harness(tiny.llama(), made) as h:
+        request, off = await learn(h, auto=auto)
+        made["bad"].fail = True
+        answer = await h.generate(request)
+        answer.same_as(off)
+        assert answer.stats.accepted_tokens > 30
+        await h.idle()
+
+
+async def test_the_server_leaves_out_what_is_slow_and_useless() -> None:
+    made = {"good": ReplayDrafter("true", VOCAB), "slow": ReplayDrafter("wrong", VOCAB)}
+    made["slow"].delay_s = 0.05
+    async with harness(tiny.llama(), made) as h:
+        request, off = await learn(h, auto=True)
+        first = await h.generate(request)
+        first.same_as(off)
+        asked = 0
+        original = made["slow"].propose
+
+        def counting(asks):
+            nonlocal asked
+            asked += 1
+            return original(asks)
+
+        made["slow"].propose = counting  # type: ignore[method-assign]
+        rounds = 0
+        for _ in range(4):
+            answer = await h.generate(request)
+            answer.same_as(off)
+            rounds += answer.stats.rounds
+        # Once at the start of an answer, and then seldom.
+        assert 4 <= asked < rounds / 2
+        assert answer.stats.accepted_tokens > 30
+        await h.idle()
+
+
+async def test_an_answer_that_nobody_drafts_well_is_decoded_plainly() -> None:
+    drafter = ReplayDrafter("wrong", VOCAB)
+    drafter.delay_s = 0.02
+    async with harness(tiny.llama(), drafter, patient=False) as h:
+        request = h.request(PROMPT, max_tokens=300, seed=9, auto=True)
+        off = await h.generate(request, speculate=False)
+        drafter.learn(request, off)
+        on = await h.generate(request)
+        on.same_as(off)
+        assert on.stats.proposals < on.stats.rounds / 2
+        await h.idle()

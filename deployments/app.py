@@ -15,7 +15,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from deployments import grpc as grpc_door
-from deployments.config import AppConfig, CoordinatorThresholds, DrafterArgs
+from deployments.config import AppConfig, CoordinatorThresholds
 from deployments.coordinator import Coordinator as Core
 from deployments.lease import WorkerPool
 from deployments.openai.routes import make_app
@@ -94,7 +94,8 @@ class Target(WorkerReplica):
         from workers.target.config import TargetConfig
         from workers.target.server import TargetWorker
 
-        self._worker = TargetWorker(TargetConfig(**config))
+        drafters = _drafter_configs(config.pop("drafters"))
+        self._worker = TargetWorker(TargetConfig(**config, drafters=drafters))
         await self._worker.start()
 
 
@@ -102,12 +103,10 @@ class Draft(WorkerReplica):
     """One draft worker."""
 
     async def __init__(self, drafts: list[dict[str, Any]], target: str) -> None:  # type: ignore[misc]
-        from workers.draft.config import DraftConfig, EagleConfig, LookupConfig, ModelConfig
+        from workers.draft.config import DraftConfig
         from workers.draft.server import DraftWorker
 
-        configs = {config.kind: config for config in (LookupConfig, ModelConfig, EagleConfig)}
-        drafters = [configs[draft.pop("kind")](**draft) for draft in drafts]
-        self._worker = DraftWorker(DraftConfig(tuple(drafters), target))
+        self._worker = DraftWorker(DraftConfig(_drafter_configs(drafts), target))
         await self._worker.start()
 
 
@@ -123,11 +122,12 @@ def build(args: AppConfig) -> serve.Application:
         "model_id": args.model_id,
         "max_draft_tokens": args.target.drafted_rows,
         "features": _features(args),
+        "drafters": _drafters(args, "target"),
     }
     target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_args)
     draft = None
-    if args.drafts:
-        drafters = [_drafter_options(draft) for draft in args.drafts]
+    drafters = _drafters(args, "draft")
+    if drafters:
         draft = _deployment(Draft, 2 * sessions).bind(drafters, args.target.model)
     return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
 
@@ -140,11 +140,27 @@ def _features(args: AppConfig) -> str | None:
     return kinds.pop() if kinds else None
 
 
-def _drafter_options(args: DrafterArgs) -> dict[str, Any]:
-    options = args.model_dump()
-    if "vocabulary" in options:
-        options["shared_vocabulary"] = options.pop("vocabulary") == "shared"
-    return options
+def _drafters(args: AppConfig, placement: str) -> list[dict[str, Any]]:
+    """The options of the drafters at a place, as the worker's config has them, and their kind."""
+    made = []
+    for draft in args.drafts:
+        options = draft.model_dump()
+        if options.pop("placement") != placement:
+            continue
+        if "vocabulary" in options:
+            options["shared_vocabulary"] = options.pop("vocabulary") == "shared"
+        made.append(options)
+    return made
+
+
+def _drafter_configs(drafts: list[dict[str, Any]]) -> tuple[Any, ...]:
+    from workers.draft.config import EagleConfig, LookupConfig, ModelConfig
+
+    configs = {config.kind: config for config in (LookupConfig, ModelConfig, EagleConfig)}
+    return tuple(
+        configs[draft["kind"]](**{k: v for k, v in draft.items() if k != "kind"})
+        for draft in drafts
+    )
 
 
 def _deployment(replica: type, max_ongoing_requests: int, **options: Any) -> Any:

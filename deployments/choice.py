@@ -79,26 +79,37 @@ class _Round:
 
 
 class Choice:
-    """The choice of one answer. `pool` are the records of all answers, which it reads first and adds to."""
+    """The choice of one answer; `asked` are the drafters that are to propose now.
 
-    def __init__(self, drafters: Iterable[str], pool: Records) -> None:
-        self._all = frozenset(drafters)
+    `pool` are the records of all answers, which it reads first and adds to. Without `auto` all are asked.
+    """
+
+    def __init__(self, pool: Records, auto: bool) -> None:
+        self.drafters: Set = frozenset()
+        self.asked: Set = frozenset()
+        self._auto = auto
         self._pool = pool
         self._own = pool.copy()
         self._rounds: list[_Round] = []
         self._pause = _FIRST_PAUSE
         self._since_all = 0
-        self._best = self._all
-        self.asked = self._all
+        self._best = self.drafters
 
-    def lost(self, drafter: str) -> None:
-        """A drafter is gone."""
-        self._all -= {drafter}
-        self._best &= self._all
-        self.asked &= self._all
+    def join(self, drafters: Iterable[str]) -> None:
+        """Drafters have come: all are asked until they are known."""
+        self.drafters |= frozenset(drafters)
+        self._best = self.asked = self.drafters
+
+    def lose(self, drafters: Iterable[str]) -> None:
+        """Drafters are gone."""
+        self.drafters -= frozenset(drafters)
+        self._best &= self.drafters
+        self.asked &= self.drafters
 
     def proposed(self, drafter: str, base_len: int, tree: TokenTree, delay_s: float | None) -> None:
         """A drafter has proposed; `delay_s` is None where it was not the answer to one commit."""
+        if not self._auto:
+            return
         if not self._rounds or self._rounds[-1].base_len != base_len:
             self._rounds = [*self._rounds[-3:], _Round(base_len)]
         self._rounds[-1].trees[drafter] = tree
@@ -108,6 +119,8 @@ class Choice:
 
     def committed(self, tokens: Sequence[int], step_s: float, drafted: bool) -> None:
         """All committed tokens, after a round that took `step_s` on the target; decides who is asked."""
+        if not self._auto:
+            return
         for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
             step = records.drafted_step if drafted else records.plain_step
             step.observe(step_s, rate)
@@ -131,20 +144,22 @@ class Choice:
         self._rounds = left
 
     def _decide(self) -> None:
-        speeds = {drafters: self._own.speed(drafters) for drafters in (*_sets(self._all), Set())}
+        speeds = {
+            drafters: self._own.speed(drafters) for drafters in (*_sets(self.drafters), frozenset())
+        }
         known = {drafters: speed for drafters, speed in speeds.items() if speed is not None}
-        if self._all not in known:
+        if self.drafters not in known:
             return  # Not everyone was seen yet: all are asked.
         # A larger set, and plain decoding, have to win by more than what noise may give.
         best = max(known, key=lambda drafters: known[drafters] * _MARGIN ** abs(len(drafters) - 1))
         if best != self._best:
             self._best, self._pause = best, _FIRST_PAUSE
         self._since_all += 1
-        if self._best == self._all or self._since_all > self._pause:
-            if self._best != self._all:
+        if self._best == self.drafters or self._since_all > self._pause:
+            if self._best != self.drafters:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._since_all = 0
-            self.asked = self._all
+            self.asked = self.drafters
         else:
             self.asked = self._best
 
@@ -154,9 +169,9 @@ def _sets(drafters: Iterable[str]) -> list[Set]:
     if not names:
         return []
     if len(names) > _MOST_SINGLY:
-        return [*(Set([name]) for name in names), Set(names)]
+        return [*(frozenset([name]) for name in names), frozenset(names)]
     sizes = range(1, len(names) + 1)
-    return [Set(chosen) for size in sizes for chosen in combinations(names, size)]
+    return [frozenset(chosen) for size in sizes for chosen in combinations(names, size)]
 
 
 def _reach(tree: TokenTree, tokens: Sequence[int]) -> int | None:

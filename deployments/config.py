@@ -59,6 +59,9 @@ class Named(Strict):
     """What every drafter has."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what requests call it")
+    placement: Literal["draft", "target"] = Field(
+        "draft", description="on the draft workers, or beside the target in its process"
+    )
 
 
 class LookupArgs(Named):

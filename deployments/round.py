@@ -7,6 +7,7 @@ peer is passed on at once from where it arrives, so no await on one peer stands 
     the target verifies and commits     →  the drafter hears what is new     (commit)
                                         →  the client gets it                (emit)
 
+Drafters are on a draft worker or beside the target; those hear of commits on the spot.
 Losing every drafter changes nothing but the speed.
 """
 
@@ -14,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from deployments.choice import Choice, Records
@@ -101,9 +102,9 @@ class Generation:
         self._target: Channel
         self._vocabulary = ""
         self._draft: Channel | None = None
-        self._drafters: frozenset[str] = frozenset()
-        self._records = records
-        self._choice: Choice | None = None
+        self._beside: frozenset[str] = frozenset()
+        self._choice = Choice(records, request.speculation.auto)
+        self._told: frozenset[str] = frozenset()
         self._committed_at: dict[int, float] = {}
         self._offers: dict[str, m.Proposal] = {}
         self._draft_lost = asyncio.Event()
@@ -120,11 +121,15 @@ class Generation:
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._targets.lease(self.request.deadline))
             self._vocabulary = lease.connection.info.vocabulary_fingerprint
+            self._beside = self._usable(lease.connection.info)
+            self._join(self._beside)
+            self._told = self._beside
             self._target = lease.connection.open(
                 self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
             )
             stack.callback(self._target.close)
-            if self._drafts is not None and self.request.speculation.enabled:
+            elsewhere = frozenset(self.request.speculation.drafters) - self._beside
+            if self._drafts is not None and elsewhere and self.request.speculation.enabled:
                 drafting = asyncio.create_task(self._keep_drafting(self._drafts))
                 stack.callback(drafting.cancel)
             while True:
@@ -140,12 +145,13 @@ class Generation:
 
     def proposed(self, proposal: m.Proposal) -> None:
         """Propose: what the drafters offer for what is committed now goes to the target as one tree."""
+        if proposal.base_len > len(self._tokens):
+            return  # For tokens that nobody has committed.
         self.stats.proposed(proposal)
-        if self._choice is not None:
-            since = self._committed_at.get(proposal.base_len)
-            delay_s = None if since is None else time.monotonic() - since
-            self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
-        if proposal.drafter not in self._asked():
+        since = self._committed_at.get(proposal.base_len)
+        delay_s = None if since is None else time.monotonic() - since
+        self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
+        if proposal.drafter not in self._choice.asked:
             return
         self._offers[proposal.drafter] = proposal
         tree = TokenTree()
@@ -157,7 +163,7 @@ class Generation:
             else:
                 tree = tree.merge(rest)
         answered = {d for d, o in self._offers.items() if o.base_len == len(self._tokens)}
-        partial = not self._asked() <= answered
+        partial = not self._choice.asked <= answered
         if not partial:
             self._patience.proposed()
         if tree or not partial:
@@ -169,10 +175,9 @@ class Generation:
         self._tokens += committed.tokens
         if not first:
             self.stats.committed(committed)
-            if self._choice is not None:
-                step_s = committed.timings.step_ns / 1e9
-                self._choice.committed(self._tokens, step_s, committed.drafted > 0)
-        if self._draft is not None:
+            step_s = committed.timings.step_ns / 1e9
+            self._choice.committed(self._tokens, step_s, committed.drafted > 0)
+        if self._choice.drafters:
             self._tell_drafters(committed)
         if self.request.prompt_only:
             return
@@ -203,25 +208,24 @@ class Generation:
     def drafter_failed(self, failed: m.Failed) -> None:
         """One of several drafters is gone; the others go on."""
         logger.info("drafter %s: %s", failed.drafter, failed.message)
-        self._drafters -= {failed.drafter}
-        self._offers.pop(failed.drafter, None)
-        if self._choice is not None:
-            self._choice.lost(failed.drafter)
+        self._lose({failed.drafter})
+        if not self._choice.drafters - self._beside:
+            self._draft_lost.set()
 
     def draft_lost(self, error: ServiceError) -> None:
         """Drafting is over for now: the target must not wait for it."""
         logger.info("drafting stops for now: %s", error)
         self._draft_lost.set()
 
-    def _asked(self) -> frozenset[str]:
-        """The drafters that are to propose now."""
-        return self._drafters if self._choice is None else self._choice.asked
-
     def _tell_drafters(self, committed: m.Committed) -> None:
-        assert self._draft is not None
-        asked = self._asked()
-        features = () if committed.features is None else (committed.features,)
-        self._draft.send(m.Commit(committed.base_len, committed.tokens, features, asked))
+        """What was committed, and who is to propose; those beside the target know the first already."""
+        asked = self._choice.asked
+        if self._draft is not None:
+            features = () if committed.features is None else (committed.features,)
+            self._draft.send(m.Commit(committed.base_len, committed.tokens, features, asked))
+        if asked & self._beside != self._told:
+            self._told = asked & self._beside
+            self._target.send(m.Asked(self._told))
         for drafter in self._offers.keys() - asked:
             del self._offers[drafter]
         self._committed_at = {len(self._tokens): time.monotonic()} | {
@@ -244,16 +248,17 @@ class Generation:
             try:
                 async with drafts.lease() as lease:
                     self._draft_lost.clear()
-                    self._drafters = frozenset(self._usable(lease.connection.info))
-                    if self.request.speculation.auto:
-                        self._choice = Choice(self._drafters, self._records)
-                    self._offers.clear()
-                    self._committed_at.clear()
+                    joining = self._usable(lease.connection.info) - self._beside
+                    if not joining:
+                        raise FailedPrecondition(
+                            f"draft worker {lease.connection.info.worker_id} has no drafter for the "
+                            f"target's vocabulary among {', '.join(self.request.speculation.drafters)}"
+                        )
                     self._draft = lease.connection.open(
-                        self._open_draft(lease.lease_id), lambda channel: _DraftSide(self)
+                        self._open_draft(lease.lease_id, joining), lambda channel: _DraftSide(self)
                     )
+                    self._join(joining)
                     self._want_features(lease.connection.info)
-                    self.stats.drafter = "+".join(sorted(self._drafters))
                     try:
                         await self._draft_lost.wait()
                     finally:
@@ -261,34 +266,41 @@ class Generation:
             except ServiceError as error:
                 logger.info("no drafting for now: %s", error)
             finally:
-                self._draft = self._choice = None
-            self._set_patience(self._patience.lost())
+                self._draft = None
+                self._lose(self._choice.drafters - self._beside)
             await asyncio.sleep(DRAFT_RETRY_SECONDS)
 
     def _want_features(self, worker: m.WorkerInfo) -> None:
         windows = [
             drafter.feature_window
             for drafter in worker.drafters
-            if drafter.name in self._drafters and drafter.needs_features
+            if drafter.name in self._choice.drafters and drafter.needs_features
         ]
         if windows:
             first = max(0, len(self._tokens) - max(windows))
             self._target.send(m.FeaturesWanted(first))
 
-    def _usable(self, worker: m.WorkerInfo) -> list[str]:
+    def _usable(self, worker: m.WorkerInfo) -> frozenset[str]:
         """The drafters of a worker that this request wants and that work on the target's vocabulary."""
-        usable = [
+        if not self.request.speculation.enabled:
+            return frozenset()
+        return frozenset(
             drafter.name
             for drafter in worker.drafters
             if drafter.name in self.request.speculation.drafters
             and drafter.vocabulary_fingerprint in ("", self._vocabulary)
-        ]
-        if not usable:
-            raise FailedPrecondition(
-                f"draft worker {worker.worker_id} has no drafter for the target's vocabulary among "
-                f"{', '.join(self.request.speculation.drafters)}"
-            )
-        return usable
+        )
+
+    def _join(self, drafters: frozenset[str]) -> None:
+        self._choice.join(drafters)
+        self.stats.drafter = "+".join(sorted(self._choice.drafters))
+
+    def _lose(self, drafters: Iterable[str]) -> None:
+        self._choice.lose(drafters)
+        for drafter in self._offers.keys() - self._choice.drafters:
+            del self._offers[drafter]
+        if not self._choice.drafters:
+            self._set_patience(self._patience.lost())
 
     def _set_patience(self, milliseconds: float | None) -> None:
         if milliseconds is not None:
@@ -305,15 +317,18 @@ class Generation:
             prompt_logprobs=self.request.prompt_logprobs,
             show_special_tokens=self.request.show_special_tokens,
             priority=self.request.priority,
+            drafters=tuple(sorted(self._beside)),
+            max_nodes=self.request.speculation.max_draft_tokens,
+            chain=not self.request.speculation.tree,
         )
 
-    def _open_draft(self, lease_id: str) -> m.OpenDraft:
+    def _open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:
         speculation = self.request.speculation
         return m.OpenDraft(
             lease_id=lease_id,
             tokens=tuple(self._tokens),
             sampling=self.request.sampling,
-            drafters=tuple(sorted(self._drafters)),
+            drafters=tuple(sorted(drafters)),
             max_nodes=speculation.max_draft_tokens,
             chain=not speculation.tree,
             max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
@@ -334,6 +349,10 @@ class _TargetSide:
                 self._generation.featured(message)
             case m.PromptLogprobs():
                 self._generation.prompt_scored(message)
+            case m.Proposal():
+                self._generation.proposed(message)
+            case m.Failed(drafter=name) if name:
+                self._generation.drafter_failed(message)
             case m.Finished():
                 self._generation.finished(message)
             case m.Failed(code, text):

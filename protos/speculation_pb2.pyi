@@ -16,20 +16,22 @@ class ToTarget(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ToTargetMessage, _Mapping]]] = ...) -> None: ...
 
 class ToTargetMessage(_message.Message):
-    __slots__ = ("session", "open", "propose", "patience", "close", "features_wanted")
+    __slots__ = ("session", "open", "propose", "patience", "close", "features_wanted", "asked")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_WANTED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     session: int
     open: OpenTarget
     propose: Propose
     patience: Patience
     close: Close
     features_wanted: FeaturesWanted
-    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., patience: _Optional[_Union[Patience, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., features_wanted: _Optional[_Union[FeaturesWanted, _Mapping]] = ...) -> None: ...
+    asked: Asked
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., patience: _Optional[_Union[Patience, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., features_wanted: _Optional[_Union[FeaturesWanted, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ...) -> None: ...
 
 class FromTarget(_message.Message):
     __slots__ = ("info", "messages")
@@ -40,20 +42,22 @@ class FromTarget(_message.Message):
     def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[FromTargetMessage, _Mapping]]] = ...) -> None: ...
 
 class FromTargetMessage(_message.Message):
-    __slots__ = ("session", "committed", "prompt_logprobs", "features", "finished", "failed")
+    __slots__ = ("session", "committed", "prompt_logprobs", "features", "proposal", "finished", "failed")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     session: int
     committed: Committed
     prompt_logprobs: PromptLogprobs
     features: Features
+    proposal: Proposal
     finished: Finished
     failed: Failed
-    def __init__(self, session: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
 
 class ToDraft(_message.Message):
     __slots__ = ("hello", "messages")
@@ -312,7 +316,7 @@ class Calibration(_message.Message):
     def __init__(self, depths: _Optional[_Iterable[_Union[DepthCount, _Mapping]]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "held_back", "epoch", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority")
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "held_back", "epoch", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +330,9 @@ class OpenTarget(_message.Message):
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -339,7 +346,10 @@ class OpenTarget(_message.Message):
     show_special_tokens: bool
     prompt_logprobs: int
     priority: int
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    max_nodes: int
+    chain: bool
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("base_len", "tree", "partial")
@@ -362,6 +372,12 @@ class FeaturesWanted(_message.Message):
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     first_position: int
     def __init__(self, first_position: _Optional[int] = ...) -> None: ...
+
+class Asked(_message.Message):
+    __slots__ = ("drafters",)
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, drafters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

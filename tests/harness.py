@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -228,7 +229,9 @@ class Harness:
         )
 
     async def generate(self, request: GenerationRequest, speculate: bool = True) -> Answer:
-        generation = self.generation(request, speculate)
+        if not speculate:
+            request = dataclasses.replace(request, speculation=Speculation())
+        generation = self.generation(request)
         answer = Answer(stats=generation.stats)
         async for piece in generation.pieces():
             answer.pieces.append(piece)
@@ -240,11 +243,11 @@ class Harness:
         answer.check_stats()
         return answer
 
-    def generation(self, request: GenerationRequest, speculate: bool = True) -> Generation:
+    def generation(self, request: GenerationRequest) -> Generation:
         return Generation(
             request,
             self.targets,
-            self.drafts if speculate else None,
+            self.drafts,
             max_patience_ms=1000,
             records=self.records,
         )
@@ -266,6 +269,7 @@ class Harness:
             "target leases": len(self.targets.worker.leases),
             "draft leases": len(self.drafts.worker.leases),
             "draft sessions": self.drafts.worker.num_sessions,
+            "sessions beside the target": self.target._beside.num_sessions,
         }
         return {name: count for name, count in counts.items() if count}
 
@@ -293,9 +297,14 @@ async def harness(
     folder: Path,
     drafter: Drafter | Mapping[str, Drafter],
     patient: bool = True,
+    beside: Mapping[str, Drafter] | None = None,
     **target: object,
 ) -> AsyncIterator[Harness]:
-    """A target with the model in `folder`, and a draft worker with drafters by name; one alone is "test"."""
+    """A target with the model in `folder`, and a draft worker with drafters by name; one alone is "test".
+
+    Those of `beside` are in the target's process.
+    """
+    beside = beside or {}
     made = drafter if isinstance(drafter, Mapping) else {"test": drafter}
     options: dict[str, Any] = {
         "dtype": "auto",
@@ -310,8 +319,10 @@ async def harness(
         "num_gpu_blocks_override": 0,
         "num_threads": 1,
         "features": None,
+        "drafters": tuple(LookupConfig(name) for name in beside),
     }
-    target_worker = TargetWorker(TargetConfig(str(folder), "tiny", **{**options, **target}))
+    target_config = TargetConfig(str(folder), "tiny", **{**options, **target})
+    target_worker = TargetWorker(target_config, beside)
     configs = tuple(LookupConfig(name) for name in made)
     draft_worker = DraftWorker(DraftConfig(configs, str(folder)), made)
     await target_worker.start()
@@ -321,7 +332,7 @@ async def harness(
     if patient:
         round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
     try:
-        yield Harness(targets, drafts, made)
+        yield Harness(targets, drafts, {**made, **beside})
     finally:
         round_module.Patience = original  # type: ignore[misc]
         await targets.close()

@@ -86,8 +86,8 @@ class LeasedReceiver(ABC):
         """A message other than Close arrived; raises ProtocolError if it does not belong here."""
 
     @abstractmethod
-    def abandoned(self) -> None:
-        """The coordinator's side ended: drop the session."""
+    def ended(self) -> None:
+        """The session is over, on whichever side: free what it held."""
 
     def receive(self, message: Any) -> None:
         """See Receiver."""
@@ -114,10 +114,10 @@ class LeasedReceiver(ABC):
     def _abandon(self) -> None:
         if not self._ended:
             self._end()
-            self.abandoned()
 
     def _end(self) -> None:
         self._ended = True
+        self.ended()
         self._channel.forget()
         self._leases.release(self._lease_id)
 

@@ -32,10 +32,13 @@ async def learn(h: Harness, **options):
     return request, answer
 
 
-async def test_trees_of_several_drafters_are_verified_as_one() -> None:
-    """Of two drafters that each know half, every round finds one that knows."""
+@pytest.mark.parametrize("beside", [(), ("even",), ("even", "odd")], ids=str)
+async def test_trees_of_several_drafters_are_verified_as_one(beside: tuple[str, ...]) -> None:
+    """Of two drafters that each know half, every round finds one that knows, wherever they are."""
     made = {"even": HalfDrafter(False), "odd": HalfDrafter(True)}
-    async with harness(tiny.llama(), made) as h:
+    here = {name: drafter for name, drafter in made.items() if name in beside}
+    there = {name: drafter for name, drafter in made.items() if name not in beside}
+    async with harness(tiny.llama(), there, beside=here) as h:
         request, off = await learn(h, max_draft_tokens=16)
         both = await h.generate(request)
         both.same_as(off)
@@ -63,10 +66,12 @@ async def test_equal_paths_of_two_drafters_take_no_rows_twice() -> None:
         await h.idle()
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("auto", [False, True])
-async def test_of_several_drafters_one_may_fail(auto: bool) -> None:
+async def test_of_several_drafters_one_may_fail(auto: bool, beside: bool) -> None:
     made = {"good": ReplayDrafter("true", VOCAB), "bad": ReplayDrafter("true", VOCAB)}
-    async with harness(tiny.llama(), made) as h:
+    here, there = ({}, made) if beside else (made, {})
+    async with harness(tiny.llama(), there, beside=here) as h:
         request, off = await learn(h, auto=auto)
         made["bad"].fail = True
         answer = await h.generate(request)
@@ -75,10 +80,13 @@ async def test_of_several_drafters_one_may_fail(auto: bool) -> None:
         await h.idle()
 
 
-async def test_the_server_leaves_out_what_is_slow_and_useless() -> None:
+@pytest.mark.parametrize("beside", [False, True])
+async def test_the_server_leaves_out_what_is_slow_and_useless(beside: bool) -> None:
     made = {"good": ReplayDrafter("true", VOCAB), "slow": ReplayDrafter("wrong", VOCAB)}
     made["slow"].delay_s = 0.05
-    async with harness(tiny.llama(), made) as h:
+    slow = {"slow": made["slow"]}
+    good = {"good": made["good"]}
+    async with harness(tiny.llama(), good if beside else made, beside=slow if beside else {}) as h:
         request, off = await learn(h, auto=True)
         first = await h.generate(request)
         first.same_as(off)

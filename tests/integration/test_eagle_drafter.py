@@ -193,10 +193,13 @@ def test_a_head_looks_as_far_back_as_its_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_k1_k6_with_a_trained_head(version: str, dtype: str) -> None:
+@pytest.mark.parametrize("place", ["draft", "target"])
+async def test_k1_k6_with_a_trained_head(place: str, version: str, dtype: str) -> None:
     path = tiny.trained_head(version)
-    made = drafter(path, dtype)
-    async with harness(tiny.llama(), made, dtype=dtype, features=head_features(str(path))) as h:
+    made = {"head": drafter(path, dtype)}
+    there, here = (made, {}) if place == "draft" else ({}, made)
+    features = head_features(str(path))
+    async with harness(tiny.llama(), there, beside=here, dtype=dtype, features=features) as h:
         requests, alone = [], []
         for seed, prompt in enumerate(PROMPTS * 3):
             request = h.request(

@@ -26,7 +26,8 @@ class Play:
         self.begin()
 
     def begin(self) -> None:
-        self.choice = Choice(self.luck, self.pool)
+        self.choice = Choice(self.pool, auto=True)
+        self.choice.join(self.luck)
         self._tokens = [self._rng.randrange(100) for _ in range(5)]
         self._future = [self._rng.randrange(100) for _ in range(20000)]
 
@@ -47,6 +48,12 @@ class Play:
     def shares(self, rounds: int) -> dict[frozenset[str], float]:
         seen = [self.round() for _ in range(rounds)]
         return {asked: seen.count(asked) / rounds for asked in seen}
+
+
+def joined(*drafters: str) -> Choice:
+    choice = Choice(Records(), auto=True)
+    choice.join(drafters)
+    return choice
 
 
 def sometimes(chance: float, length: int) -> Callable[[random.Random], int]:
@@ -106,7 +113,7 @@ def test_the_pool_knows_for_the_next_answer() -> None:
 @pytest.mark.parametrize("chosen", ["a", "b"])
 def test_all_are_judged_whoever_was_verified(chosen: str) -> None:
     """A tree is followed beyond the commit of its own round, until the answer leaves it."""
-    choice = Choice(["a", "b"], Records())
+    choice = joined("a", "b")
     trees = {"a": TokenTree.chain([7, 8, 9, 3], [0.5] * 4), "b": TokenTree.chain([1], [0.5])}
     for name, tree in trees.items():
         choice.proposed(name, 2, tree, 0.001)
@@ -120,13 +127,13 @@ def test_all_are_judged_whoever_was_verified(chosen: str) -> None:
 
 
 def test_a_drafter_that_is_lost_is_not_asked() -> None:
-    choice = Choice(["a", "b"], Records())
-    choice.lost("a")
+    choice = joined("a", "b")
+    choice.lose(["a"])
     assert choice.asked == {"b"}
 
 
 def test_a_tree_with_branches_is_followed_along_the_answer() -> None:
-    choice = Choice(["a"], Records())
+    choice = joined("a")
     tree = TokenTree((1, 2, 3, 4), (ANCHOR, ANCHOR, 1, 2), (0.5, 0.4, 0.3, 0.2))
     choice.proposed("a", 0, tree, 0.001)
     choice.committed([2, 3, 9], STEP, True)
@@ -134,7 +141,7 @@ def test_a_tree_with_branches_is_followed_along_the_answer() -> None:
 
 
 def test_of_many_drafters_not_every_set_is_weighed() -> None:
-    choice = Choice([str(n) for n in range(8)], Records())
+    choice = joined(*map(str, range(8)))
     for n in range(8):
         choice.proposed(str(n), 0, TokenTree.chain([n], [0.5]), 0.001)
     choice.committed([3, 3], STEP, True)

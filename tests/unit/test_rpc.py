@@ -188,14 +188,14 @@ def test_commits_that_do_not_follow_each_other_are_a_gap() -> None:
 
 class Recorder(LeasedReceiver):
     def __init__(self, channel, leases, lease_id) -> None:
-        self.abandons = 0
+        self.ends = 0
         super().__init__(channel, leases, lease_id)
 
     def handle(self, message) -> None:
         raise ProtocolError("nothing is expected")
 
-    def abandoned(self) -> None:
-        self.abandons += 1
+    def ended(self) -> None:
+        self.ends += 1
 
 
 async def hold(table: LeaseTable) -> tuple[str, asyncio.Task[None]]:
@@ -232,7 +232,7 @@ async def test_a_lease_lives_as_long_as_its_session() -> None:
     assert not task.done()
     receiver.send(m.Finished("stop"))
     await asyncio.wait_for(task, 1)
-    assert receiver.abandons == 0
+    assert receiver.ends == 1
     assert len(table) == 0
 
 
@@ -250,7 +250,7 @@ async def test_whatever_ends_a_session_ends_its_lease_once(how: str) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait_for(task, 1)
     receiver.disconnected(errors.Unavailable("gone"))
-    assert receiver.abandons == 1
+    assert receiver.ends == 1
     assert len(table) == 0
 
 

@@ -10,6 +10,7 @@ class LookupConfig:
     name: str
 
     kind = "lookup"
+    num_threads = 0
 
 
 @dataclass(frozen=True, slots=True)

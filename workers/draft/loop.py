@@ -17,12 +17,16 @@ Deliver = Callable[[Sequence[tuple[DraftSession, Any]]], None]
 
 
 class DraftLoop:
-    """Observes and proposes for all sessions of one drafter. `deliver` is called on its thread."""
+    """Observes and proposes for all sessions of one drafter.
 
-    def __init__(self, name: str, drafter: Drafter, deliver: Deliver) -> None:
+    `deliver` is called on its thread. `num_threads` are torch's there; 0 leaves what is set.
+    """
+
+    def __init__(self, name: str, drafter: Drafter, deliver: Deliver, num_threads: int) -> None:
         self.name = name
         self._drafter = drafter
         self._deliver = deliver
+        self._num_threads = num_threads
         self._condition = threading.Condition()
         self._opened: list[DraftSession] = []
         self._committed: list[DraftSession] = []
@@ -75,6 +79,10 @@ class DraftLoop:
             self._condition.notify()
 
     def _run(self) -> None:
+        if self._num_threads:
+            import torch
+
+            torch.set_num_threads(self._num_threads)
         while True:
             with self._condition:
                 while not (self._stopping or self._opened or self._committed or self._closed):

@@ -1,12 +1,10 @@
 """The draft worker's server: sessions on streams, drafters behind them."""
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -14,23 +12,21 @@ import grpc.aio
 from protos import speculation_pb2 as pb
 from protos import speculation_pb2_grpc as pb_grpc
 from workers import limits
-from workers.draft import drafters
 from workers.draft.config import DraftConfig
 from workers.draft.drafter import Drafter
-from workers.draft.loop import DraftLoop
-from workers.draft.session import DraftSession
+from workers.draft.group import DrafterGroup, GroupSession
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
-from workers.rpc.errors import InvalidRequest, ProtocolError
+from workers.rpc.errors import ProtocolError
 from workers.rpc.server import WorkerServer, new_worker_id
 
 logger = logging.getLogger(__name__)
 
 
 class DraftWorker(pb_grpc.DraftWorkerServicer):
-    """Drafters, the loop that runs them, and the server in front.
+    """Drafters and the server in front of them.
 
     `start` listens and returns. Leases are granted by `leases.hold`; a session starts with an Open that
     carries one.
@@ -38,28 +34,14 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
 
     def __init__(self, config: DraftConfig, made: Mapping[str, Drafter] | None = None) -> None:
         """Make the drafters of the config, or take those given by name."""
-        self._drafters = made or {d.name: drafters.make(d, config.target) for d in config.drafters}
-        self._loops = {
-            name: DraftLoop(name, drafter, self._deliver_soon)
-            for name, drafter in self._drafters.items()
-        }
-        self._numbers = itertools.count(1)
+        self._group = DrafterGroup(config.drafters, config.target, self._on_event_loop, made)
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
             worker_id=new_worker_id(),
             process_id=os.getpid(),
             host=socket.gethostname(),
             max_tree_nodes=limits.MAX_TREE_NODES,
-            drafters=tuple(
-                m.DrafterInfo(
-                    d.name,
-                    d.kind,
-                    needs_features=self._drafters[d.name].feature_window > 0,
-                    vocabulary_fingerprint=self._drafters[d.name].vocabulary_fingerprint,
-                    feature_window=self._drafters[d.name].feature_window,
-                )
-                for d in config.drafters
-            ),
+            drafters=self._group.infos,
         )
         self._server = WorkerServer(
             lambda server: pb_grpc.add_DraftWorkerServicer_to_server(self, server)
@@ -69,7 +51,7 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
     @property
     def num_sessions(self) -> int:
         """Sessions that are open, once for each of their drafters."""
-        return sum(loop.num_sessions for loop in self._loops.values())
+        return self._group.num_sessions
 
     @property
     def address(self) -> str:
@@ -79,22 +61,19 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
     async def start(self) -> None:
         """Start the loop and listen."""
         self._event_loop = asyncio.get_running_loop()
-        for loop in self._loops.values():
-            loop.start()
+        self._group.start()
         await self._server.start()
-        logger.info("draft worker on %s: %s", self.address, ", ".join(self._drafters))
+        names = ", ".join(drafter.name for drafter in self.info.drafters)
+        logger.info("draft worker on %s: %s", self.address, names)
 
     async def stop(self) -> None:
         """Stop listening, end all sessions and the loop."""
         await self._server.stop()
-        for loop in self._loops.values():
-            loop.stop()
+        self._group.stop()
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the loop died."""
-        for loop in self._loops.values():
-            if not loop.alive:
-                raise RuntimeError(f"the thread of drafter {loop.name} is dead")
+        """Raise RuntimeError if a drafter's thread died."""
+        self._group.check_health()
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -114,66 +93,28 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
             yield frame
 
     def _open(self, channel: Channel, request: m.OpenDraft) -> "_DraftReceiver":
-        unknown = [name for name in request.drafters if name not in self._drafters]
-        if unknown or not request.drafters:
-            raise InvalidRequest(
-                f"drafters {list(request.drafters)}: this worker has {', '.join(self._drafters)}"
-            )
-        receiver = _DraftReceiver(channel, self.leases, request, self._loops)
-        for name in request.drafters:
-            session = DraftSession(next(self._numbers), request, receiver.send)
-            receiver.sessions[name] = session
-            self._loops[name].open(session)
+        self._group.check(request.drafters)
+        receiver = _DraftReceiver(channel, self.leases, request.lease_id)
+        receiver.session = self._group.open(request, receiver.send)
         return receiver
 
-    def _deliver_soon(self, results: Sequence[tuple[DraftSession, Any]]) -> None:
-        self._event_loop.call_soon_threadsafe(_deliver, results)
-
-
-def _deliver(results: Sequence[tuple[DraftSession, Any]]) -> None:
-    for session, message in results:
-        session.send(message)
+    def _on_event_loop(self, call: Callable[[], None]) -> None:
+        self._event_loop.call_soon_threadsafe(call)
 
 
 class _DraftReceiver(LeasedReceiver):
-    """What the coordinator says to one session, and what its drafters say to the coordinator."""
+    """What the coordinator says to one session."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        leases: LeaseTable,
-        request: m.OpenDraft,
-        loops: Mapping[str, DraftLoop],
-    ) -> None:
-        super().__init__(channel, leases, request.lease_id)
-        self._loops = loops
-        self.sessions: dict[str, DraftSession] = {}
-        self._received = len(request.tokens)
+    session: GroupSession
 
     def handle(self, message: Any) -> None:
-        if isinstance(message, m.Features):
-            message = m.Commit(self._received, (), (message,))
-        if not isinstance(message, m.Commit):
-            raise ProtocolError(f"{type(message).__name__} for a session that is open")
-        if message.base_len > self._received:
-            raise ProtocolError(
-                f"commit at {message.base_len}, but only {self._received} tokens are known here"
-            )
-        # What came before is not taken twice.
-        tokens = message.tokens[self._received - message.base_len :]
-        news = replace(message, base_len=self._received, tokens=tokens)
-        self._received += len(news.tokens)
-        for name, session in self.sessions.items():
-            self._loops[name].commit(session, news)
+        match message:
+            case m.Commit():
+                self.session.commit(message)
+            case m.Features():
+                self.session.feature(message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} for a session that is open")
 
-    def send(self, message: Any) -> None:
-        """A drafter that fails leaves the session to the others; the last one ends it."""
-        if isinstance(message, m.Failed) and message.drafter:
-            self.sessions.pop(message.drafter, None)
-            if not self.sessions:
-                message = m.Failed(message.code, message.message)
-        super().send(message)
-
-    def abandoned(self) -> None:
-        for name, session in self.sessions.items():
-            self._loops[name].close(session)
+    def ended(self) -> None:
+        self.session.close()

@@ -88,6 +88,7 @@ def to_target_codec(vocab_size: int = ANY_VOCABULARY, max_tree_nodes: int = 0) -
         "propose": m.Propose,
         "patience": m.Patience,
         "features_wanted": m.FeaturesWanted,
+        "asked": m.Asked,
         "close": m.Close,
     }
     return Codec(
@@ -105,10 +106,11 @@ def from_target_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
         "committed": m.Committed,
         "prompt_logprobs": m.PromptLogprobs,
         "features": m.Features,
+        "proposal": m.Proposal,
         "finished": m.Finished,
         "failed": m.Failed,
     }
-    return Codec(pb.FromTarget, pb.FromTargetMessage, fields, vocab_size)
+    return Codec(pb.FromTarget, pb.FromTargetMessage, fields, vocab_size, limits.MAX_TREE_NODES)
 
 
 def to_draft_codec(vocab_size: int = ANY_VOCABULARY) -> Codec:
@@ -269,6 +271,9 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         show_special_tokens=message.show_special_tokens,
         prompt_logprobs=message.prompt_logprobs,
         priority=message.priority,
+        drafters=message.drafters,
+        max_nodes=message.max_nodes,
+        chain=message.chain,
     )
 
 
@@ -298,6 +303,9 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         show_special_tokens=message.show_special_tokens,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         priority=message.priority,
+        drafters=tuple(message.drafters),
+        max_nodes=message.max_nodes,
+        chain=message.chain,
     )
 
 
@@ -474,6 +482,7 @@ _ENCODERS: Final[dict[type, Encoder]] = {
     ),
     m.Features: _encode_features,
     m.FeaturesWanted: lambda x: pb.FeaturesWanted(first_position=x.first_position),
+    m.Asked: lambda x: pb.Asked(drafters=sorted(x.drafters)),
     m.Proposal: _encode_proposal,
 }
 
@@ -495,5 +504,6 @@ _DECODERS: Final[dict[type, Decoder]] = {
     ),
     m.Features: _decode_features,
     m.FeaturesWanted: lambda x: m.FeaturesWanted(x.first_position),
+    m.Asked: lambda x: m.Asked(frozenset(x.drafters)),
     m.Proposal: _decode_proposal,
 }

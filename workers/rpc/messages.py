@@ -39,7 +39,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenTarget:
-    """Starts a session on a target."""
+    """Starts a session on a target; `drafters` are those beside it that draft for the answer."""
 
     lease_id: str
     tokens: tuple[int, ...]
@@ -54,6 +54,9 @@ class OpenTarget:
     show_special_tokens: bool = False
     prompt_logprobs: int | None = None
     priority: int = 0
+    drafters: tuple[str, ...] = ()
+    max_nodes: int = 0
+    chain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,13 @@ class FeaturesWanted:
     """Asks the target for features from a position on."""
 
     first_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Tells a target which of the drafters beside it are to propose from the next commit on."""
+
+    drafters: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +218,7 @@ class Proposal:
     draft_ns: int = 0
 
 
-ToTargetMessage = OpenTarget | Propose | Patience | FeaturesWanted | Close
-FromTargetMessage = Committed | PromptLogprobs | Features | Finished | Failed
+ToTargetMessage = OpenTarget | Propose | Patience | FeaturesWanted | Asked | Close
+FromTargetMessage = Committed | PromptLogprobs | Features | Proposal | Finished | Failed
 ToDraftMessage = OpenDraft | Commit | Features | Close
 FromDraftMessage = Proposal | Failed

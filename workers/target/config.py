@@ -6,6 +6,8 @@ Defaults belong to the edge, where users write (deployments/config.py).
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.draft.config import DrafterConfig
+
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
@@ -14,6 +16,7 @@ class TargetConfig:
     `model` is a reference as in `workers.checkpoint`. `max_model_len` 0 takes the model's own.
     `num_gpu_blocks_override` sets the KV cache's size in blocks of 16 tokens; 0 sizes it by memory.
     `num_threads` are torch's; 0 leaves torch's default. `features` are what drafters read, if any does.
+    `drafters` run beside the target, in its process.
     """
 
     model: str
@@ -30,3 +33,4 @@ class TargetConfig:
     num_gpu_blocks_override: int
     num_threads: int
     features: Literal["last", "three"] | None
+    drafters: tuple[DrafterConfig, ...]

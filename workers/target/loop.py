@@ -103,6 +103,9 @@ class TargetLoop:
                     self._scheduler.remove(item.session)
                 results = [(item.session, failed) for item in work]
             self._deliver(results)
+            for item in work:
+                if item.session.beside is not None:
+                    item.session.beside.tell()
 
     def _wait(self) -> bool:
         """Wait until a step can start; False when the loop is to end."""

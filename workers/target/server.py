@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +16,8 @@ from transformers import AutoTokenizer
 from protos import speculation_pb2 as pb
 from protos import speculation_pb2_grpc as pb_grpc
 from workers import checkpoint
+from workers.draft.drafter import Drafter
+from workers.draft.group import DrafterGroup
 from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
 from workers.engine.model import Model
@@ -26,6 +28,7 @@ from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
 from workers.rpc.errors import InvalidRequest, ProtocolError
 from workers.rpc.server import WorkerServer, new_worker_id
+from workers.target.beside import BesideSession
 from workers.target.config import TargetConfig
 from workers.target.counters import Counters
 from workers.target.loop import TargetLoop
@@ -43,8 +46,11 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
     Leases are granted by `leases.hold`; a session starts with an Open that carries one.
     """
 
-    def __init__(self, config: TargetConfig) -> None:
-        """Load the model: slow, and CheckpointError or ValueError if it cannot be served."""
+    def __init__(self, config: TargetConfig, made: Mapping[str, Drafter] | None = None) -> None:
+        """Load the model and the drafters beside it, or take those given by name.
+
+        Slow; raises CheckpointError or ValueError if the model cannot be served.
+        """
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         folder = checkpoint.resolve(config.model)
@@ -73,6 +79,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self._loop = TargetLoop(
             self._model, self._scheduler, self._deliver_soon, self._counters, config.num_threads
         )
+        self._beside = DrafterGroup(config.drafters, config.model, self._on_event_loop, made)
         self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
@@ -89,6 +96,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             dtype=info.dtype,
             row_invariant=info.row_invariant,
             feature_width=self._model.kv_shape.feature_width,
+            drafters=self._beside.infos,
         )
         self._server = WorkerServer(
             lambda server: pb_grpc.add_TargetWorkerServicer_to_server(self, server)
@@ -104,6 +112,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         """Start the loop and listen."""
         self._event_loop = asyncio.get_running_loop()
         self._loop.start()
+        self._beside.start()
         await self._server.start()
         logger.info(
             "target %s on %s: %s, %d KV slots, max_model_len %d",
@@ -118,11 +127,13 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         """Stop listening, end all sessions and the loop."""
         await self._server.stop()
         self._loop.stop()
+        self._beside.stop()
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the loop died."""
+        """Raise RuntimeError if a thread died."""
         if not self._loop.alive:
             raise RuntimeError("the target's loop thread is dead")
+        self._beside.check_health()
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -165,6 +176,8 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
                 f"{len(request.tokens)} tokens leave no room below the model's length of "
                 f"{self._max_model_len}"
             )
+        if request.drafters:
+            self._beside.check(request.drafters)
         receiver = _TargetReceiver(channel, self.leases, request.lease_id, self._loop)
         receiver.session = TargetSession(
             request,
@@ -176,11 +189,29 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self.info.max_tree_nodes,
             self._counters,
         )
+        if request.drafters:
+            receiver.session.beside = self._open_beside(request, receiver.send)
         self._loop.submit(receiver.session)
         return receiver
 
+    def _open_beside(self, request: m.OpenTarget, send: Callable[[Any], None]) -> BesideSession:
+        opened = m.OpenDraft(
+            lease_id="",
+            tokens=request.tokens,
+            sampling=request.sampling,
+            drafters=request.drafters,
+            max_nodes=request.max_nodes,
+            chain=request.chain,
+            max_len=request.prompt_len + request.stopping.max_tokens,
+        )
+        window = self._beside.feature_window(request.drafters)
+        return BesideSession(self._beside.open(opened, send), window)
+
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
-        self._event_loop.call_soon_threadsafe(_deliver, results)
+        self._on_event_loop(lambda: _deliver(results))
+
+    def _on_event_loop(self, call: Callable[[], None]) -> None:
+        self._event_loop.call_soon_threadsafe(call)
 
 
 def _deliver(results: Sequence[tuple[TargetSession, Any]]) -> None:
@@ -207,12 +238,16 @@ class _TargetReceiver(LeasedReceiver):
                 self.session.patience = milliseconds / 1000
             case m.FeaturesWanted(first_position):
                 self.session.features_from = first_position
+            case m.Asked(drafters) if self.session.beside is not None:
+                self.session.beside.asked = drafters
             case _:
                 raise ProtocolError(f"{type(message).__name__} for a session that is open")
         self._loop.notice()
 
-    def abandoned(self) -> None:
+    def ended(self) -> None:
         self._loop.close(self.session)
+        if self.session.beside is not None:
+            self.session.beside.close()
 
 
 def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:

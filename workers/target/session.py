@@ -17,6 +17,7 @@ from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
 from workers.rpc import messages as m
+from workers.target.beside import BesideSession
 from workers.target.counters import Counters
 from workers.text import Detokenizer, StopStrings
 from workers.tree import ANCHOR, TokenTree
@@ -52,6 +53,7 @@ class TargetSession:
         self.ready_since = time.monotonic()
         self.mailbox: m.Propose | None = None
         self.features_from: int | None = None
+        self.beside: BesideSession | None = None
         self._sends_features = False
         self._proposed: TokenTree | None = None
         self._more_to_come = False
@@ -191,6 +193,10 @@ class TargetSession:
         self._text.clear()
         self._proposed = None
         self.ready_since = time.monotonic()
+        if self.beside is not None:
+            first = self.beside.reads_from(base_len)
+            features = [] if first is None else self._features(first, self.kv.length)
+            self.beside.committed(base_len, verdict.tokens, features)
         return m.Committed(
             base_len=base_len,
             tokens=verdict.tokens,

@@ -15,7 +15,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from deployments import grpc as grpc_door
-from deployments.config import AppConfig, CoordinatorThresholds
+from deployments.config import AppConfig, CoordinatorThresholds, WorkerThresholds
 from deployments.coordinator import Coordinator as Core
 from deployments.lease import WorkerPool
 from deployments.openai.routes import make_app
@@ -77,6 +77,15 @@ class WorkerReplica:
         async with contextlib.aclosing(self._worker.leases.hold()) as leases:
             async for lease_id in leases:
                 yield self._worker.address, lease_id
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Reload the weights of drafters. Weights that do not load leave the old ones in place."""
+        weights = WorkerThresholds.model_validate(user_config).weights
+        try:
+            await self._worker.reload(weights)
+        except (ValueError, OSError) as error:
+            # A replica that raises here is replaced, for ever: an answer without new weights is better.
+            logger.error("the old weights stay: %s", error)
 
     def check_health(self) -> None:
         """Raise if the worker cannot work any more."""

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig, CoordinatorThresholds
+from deployments.config import AppConfig, CoordinatorThresholds, LookupArgs, WorkerThresholds
 from workers.checkpoint import CheckpointError, locate
 
 BUILDER: Final = "deployments.app:build"
@@ -100,11 +100,10 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
     problems = _validate(AppConfig, application.get("args") or {}, f"{place}.args")
     yield from problems
     if not problems:
-        try:
-            locate(application["args"]["target"]["model"])
-        except CheckpointError as error:
-            yield f"{place}.args.target.model: {error}"
-    seats = 0 if problems else AppConfig.model_validate(application["args"]).target.max_num_seqs
+        yield from _check_models(AppConfig.model_validate(application["args"]), f"{place}.args")
+    config = None if problems else AppConfig.model_validate(application["args"])
+    seats = 0 if config is None else config.target.max_num_seqs
+    drafts = config is None or any(draft.placement == "draft" for draft in config.drafts)
     for index, deployment in enumerate(application.get("deployments") or []):
         here = f"{place}.deployments.{index}"
         name = deployment["name"]
@@ -113,14 +112,31 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
         elif name == "Coordinator":
             thresholds = deployment.get("user_config") or {}
             yield from _validate(CoordinatorThresholds, thresholds, f"{here}.user_config")
-        elif deployment.get("user_config"):
-            yield f"{here}.user_config: {name} has no thresholds"
+        else:
+            thresholds = deployment.get("user_config") or {}
+            yield from _validate(WorkerThresholds, thresholds, f"{here}.user_config")
+        if name == "Draft" and not drafts:
+            yield f"{here}: Draft has nothing to run: no drafter has the placement draft; leave it out"
         calls = deployment.get("max_ongoing_requests", seats)
         if isinstance(calls, int) and calls < seats:
             yield (
                 f"{here}.max_ongoing_requests: {calls} sessions are fewer than the target's "
                 f"max_num_seqs of {seats}: its places could not be filled"
             )
+
+
+def _check_models(config: AppConfig, place: str) -> Iterator[str]:
+    """What is wrong with the models that a config names; nothing is downloaded or converted."""
+    references = {f"{place}.target.model": config.target.model} | {
+        f"{place}.drafts.{index}.model": draft.model
+        for index, draft in enumerate(config.drafts)
+        if not isinstance(draft, LookupArgs)
+    }
+    for where, reference in references.items():
+        try:
+            locate(reference)
+        except CheckpointError as error:
+            yield f"{where}: {error}"
 
 
 def _validate(model: type[BaseModel], data: Any, place: str) -> list[str]:

@@ -125,6 +125,15 @@ class AppConfig(Strict):
         return self
 
 
+class WorkerThresholds(Strict):
+    """`user_config` of Draft, and of Target for the drafters beside it: changed without a restart."""
+
+    weights: dict[str, str] = Field(
+        default_factory=dict,
+        description="references of weights by drafter, in place of its `model`",
+    )
+
+
 class CoordinatorThresholds(Strict):
     """`user_config` of the Coordinator: changed without a restart."""
 

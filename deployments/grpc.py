@@ -70,6 +70,7 @@ async def info(
         max_model_len=model.max_model_len,
         dtype=model.dtype,
         drafters=coordinator.drafter_names,
+        feature_bytes_per_token=model.feature_bytes_per_token,
         processes=[
             here,
             *(

@@ -182,18 +182,20 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("model", "max_model_len", "dtype", "drafters", "processes")
+    __slots__ = ("model", "max_model_len", "dtype", "drafters", "processes", "feature_bytes_per_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     dtype: str
     drafters: _containers.RepeatedScalarFieldContainer[str]
     processes: _containers.RepeatedCompositeFieldContainer[Process]
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
+    feature_bytes_per_token: int
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., feature_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("role", "process_id", "host", "worker_id", "running_sessions", "waiting_sessions", "kv_slots", "kv_free_slots")

@@ -20,7 +20,8 @@ from deployments.lease import Lease
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
-from workers.draft.config import DraftConfig, LookupConfig
+from workers.checkpoint import FeatureKind
+from workers.draft.config import DraftConfig, DrafterConfig, EagleConfig, LookupConfig
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.request import SamplingParams, StopRules
@@ -123,6 +124,7 @@ class ReplayDrafter:
 
     vocabulary_fingerprint = ""
     feature_window = 0
+    feature_kind: FeatureKind | None = None
 
     def __init__(self, style: str, vocab_size: int) -> None:
         self.style = style
@@ -181,7 +183,7 @@ class Harness:
     """Runs generations against one target and one draft worker."""
 
     def __init__(
-        self, targets: LocalPool, drafts: LocalPool, drafters: Mapping[str, Drafter]
+        self, targets: LocalPool, drafts: LocalPool, drafters: Mapping[str, Drafter | None]
     ) -> None:
         self.targets = targets
         self.drafts = drafts
@@ -295,7 +297,7 @@ async def http_client(h: Harness, **target: Any) -> AsyncIterator[httpx.AsyncCli
 @contextlib.asynccontextmanager
 async def harness(
     folder: Path,
-    drafter: Drafter | Mapping[str, Drafter],
+    drafter: Drafter | Mapping[str, Drafter] | EagleConfig,
     patient: bool = True,
     beside: Mapping[str, Drafter] | None = None,
     **target: object,
@@ -305,7 +307,13 @@ async def harness(
     Those of `beside` are in the target's process.
     """
     beside = beside or {}
-    made = drafter if isinstance(drafter, Mapping) else {"test": drafter}
+    made: Mapping[str, Drafter] | None
+    configs: tuple[DrafterConfig, ...]
+    if isinstance(drafter, EagleConfig):
+        made, configs = None, (drafter,)
+    else:
+        made = drafter if isinstance(drafter, Mapping) else {"test": drafter}
+        configs = tuple(LookupConfig(name) for name in made)
     options: dict[str, Any] = {
         "dtype": "auto",
         "device": "cpu",
@@ -323,7 +331,6 @@ async def harness(
     }
     target_config = TargetConfig(str(folder), "tiny", **{**options, **target})
     target_worker = TargetWorker(target_config, beside)
-    configs = tuple(LookupConfig(name) for name in made)
     draft_worker = DraftWorker(DraftConfig(configs, str(folder)), made)
     await target_worker.start()
     await draft_worker.start()
@@ -332,7 +339,9 @@ async def harness(
     if patient:
         round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
     try:
-        yield Harness(targets, drafts, {**made, **beside})
+        yield Harness(
+            targets, drafts, {**(made or {config.name: None for config in configs}), **beside}
+        )
     finally:
         round_module.Patience = original  # type: ignore[misc]
         await targets.close()

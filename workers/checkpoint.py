@@ -14,13 +14,16 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from filelock import FileLock
 
 from workers.cache import cache_dir
 
 logger = logging.getLogger(__name__)
+
+FeatureKind = Literal["last", "three"]
+"""What a drafter reads of its target: see workers.engine.features."""
 
 PACKAGE_SCHEME: Final = "package://"
 MODEL_CONFIG: Final = "config.json"
@@ -73,7 +76,7 @@ def locate(reference: str) -> Path | None:
     )
 
 
-def head_features(reference: str) -> str:
+def head_features(reference: str) -> FeatureKind:
     """What an EAGLE head reads of its target: "last" or "three" (see workers.engine.features).
 
     Reads no tensors. Raises CheckpointError if the folder holds no head.

@@ -67,6 +67,7 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
                     "dtype": info.dtype,
                     "row_invariant": info.row_invariant,
                     "drafters": list(service.drafter_names),
+                    "feature_bytes_per_token": info.feature_bytes_per_token,
                 }
             ],
         }

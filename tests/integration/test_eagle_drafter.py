@@ -15,6 +15,7 @@ from tests.harness import harness
 from tests.oracles import assert_saw_everything
 from workers.checkpoint import CheckpointError, head_features
 from workers.draft import eagle
+from workers.draft.config import EagleConfig
 from workers.draft.drafter import Ask
 from workers.draft.drafters.eagle import EagleDrafter
 from workers.draft.head_runner import HeadRunner
@@ -229,6 +230,46 @@ async def test_k3_a_head_of_another_mind_changes_nothing(tmp_path: Path) -> None
             on.same_as(off)
             assert on.stats.draft_tokens > 50
             assert on.stats.mean_accepted_length < 1.7
+
+
+async def test_weights_are_reloaded_while_answers_run(tmp_path: Path) -> None:
+    """An answer keeps the weights that it began with; the next one has the new ones."""
+    target = tiny.llama()
+    useless = random_head("eagle3", tmp_path / "head")
+    config = EagleConfig("test", str(useless), "float32", "cpu", 64, 4, 3, 0.0, 4096, num_threads=0)
+    async with harness(target, config, features="three", dtype="float32") as h:
+        request = h.request(PROMPTS[0], max_tokens=60)
+        off = await h.generate(request, speculate=False)
+        pieces = h.generation(request)
+        stats, tokens = pieces.stats, []
+        group = h.drafts.worker._group
+        begun = group._loops["test"]
+        async for piece in pieces.pieces():
+            if not tokens:
+                await h.drafts.worker.reload({"test": str(tiny.trained_head("eagle3"))})
+            tokens += piece.tokens
+        assert tokens == off.tokens
+        assert stats.draft_tokens > 50
+        assert stats.mean_accepted_length < 1.5
+        await h.idle()
+        assert not begun.alive
+        after = await h.generate(request)
+        after.same_as(off)
+        assert after.stats.mean_accepted_length > 1.5
+        # The same again is no change; what does not fit is refused and changes nothing.
+        same = group._loops["test"]
+        await h.drafts.worker.reload({"test": str(tiny.trained_head("eagle3"))})
+        for weights, reason in (
+            ({"other": "x"}, "'other' is no drafter"),
+            ({"test": str(tiny.trained_head("eagle"))}, "other features"),
+            ({"test": str(tmp_path / "nothing")}, "not found"),
+        ):
+            with pytest.raises(ValueError, match=reason):
+                await h.drafts.worker.reload(weights)
+        assert group._loops["test"] is same
+        again = await h.generate(request)
+        assert again.stats.mean_accepted_length > 1.5
+        await h.idle()
 
 
 def published(path: Path, version: str, target: Path) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from workers.checkpoint import FeatureKind
 from workers.request import SamplingParams
 from workers.rpc.messages import Features
 from workers.tree import TokenTree
@@ -24,11 +25,13 @@ class Drafter(Protocol):
 
     Nothing that it returns can make an answer wrong: the target verifies every token.
     `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do;
-    `feature_window` is how many positions back it reads features, 0 if it reads none.
+    `feature_window` is how many positions back it reads features, 0 if it reads none, and
+    `feature_kind` which.
     """
 
     vocabulary_fingerprint: str
     feature_window: int
+    feature_kind: FeatureKind | None
 
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """A session begins with these committed tokens."""

@@ -26,8 +26,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from workers.checkpoint import HEAD_CONFIG, CheckpointError
-from workers.engine.features import FeatureKind
+from workers.checkpoint import HEAD_CONFIG, CheckpointError, FeatureKind
 
 WEIGHTS_FILE: Final = "eagle.safetensors"
 FORMAT: Final = 1

@@ -1,17 +1,21 @@
 """The drafters of one process, each with a thread of its own, and the sessions that several of them share."""
 
+import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from workers.draft import drafters
-from workers.draft.config import DrafterConfig
+from workers.draft.config import DrafterConfig, LookupConfig
 from workers.draft.drafter import Drafter
 from workers.draft.loop import DraftLoop
 from workers.draft.session import DraftSession
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, ProtocolError
+
+logger = logging.getLogger(__name__)
 
 
 class DrafterGroup:
@@ -26,27 +30,36 @@ class DrafterGroup:
     ) -> None:
         """Make the drafters for the target of this reference, or take those given by name."""
         self._on_event_loop = on_event_loop
-        self._drafters = made or {c.name: drafters.make(c, target) for c in configs}
+        self._target = target
+        self._configs = {c.name: c for c in configs}
         self._loops = {
-            c.name: DraftLoop(c.name, self._drafters[c.name], self._deliver, c.num_threads)
+            c.name: self._loop(c, made[c.name] if made else drafters.make(c, target))
             for c in configs
         }
+        self._retired: list[DraftLoop] = []
         self._numbers = itertools.count(1)
-        self.infos = tuple(
-            m.DrafterInfo(
-                c.name,
-                c.kind,
-                needs_features=self._drafters[c.name].feature_window > 0,
-                vocabulary_fingerprint=self._drafters[c.name].vocabulary_fingerprint,
-                feature_window=self._drafters[c.name].feature_window,
+
+    @property
+    def infos(self) -> tuple[m.DrafterInfo, ...]:
+        """The drafters, as the worker introduces them."""
+        made = []
+        for name, loop in self._loops.items():
+            drafter = loop.drafter
+            made.append(
+                m.DrafterInfo(
+                    name,
+                    self._configs[name].kind,
+                    needs_features=drafter.feature_window > 0,
+                    vocabulary_fingerprint=drafter.vocabulary_fingerprint,
+                    feature_window=drafter.feature_window,
+                )
             )
-            for c in configs
-        )
+        return tuple(made)
 
     @property
     def num_sessions(self) -> int:
         """Sessions that are open, once for each of their drafters."""
-        return sum(loop.num_sessions for loop in self._loops.values())
+        return sum(loop.num_sessions for loop in (*self._loops.values(), *self._retired))
 
     def start(self) -> None:
         """Start the threads."""
@@ -55,7 +68,7 @@ class DrafterGroup:
 
     def stop(self) -> None:
         """End all sessions and threads."""
-        for loop in self._loops.values():
+        for loop in (*self._loops.values(), *self._retired):
             loop.stop()
 
     def check_health(self) -> None:
@@ -63,6 +76,34 @@ class DrafterGroup:
         for loop in self._loops.values():
             if not loop.alive:
                 raise RuntimeError(f"the thread of drafter {loop.name} is dead")
+
+    async def reload(self, weights: Mapping[str, str]) -> None:
+        """Give drafters, by name, the weights of other references.
+
+        Answers that are in the making keep the weights that they began with, so no round mixes two
+        versions; those that begin later draft with the new ones. Raises ValueError, and changes nothing
+        of a drafter, if its new weights cannot take the place of the old ones.
+        """
+        for name, reference in weights.items():
+            config = self._configs.get(name)
+            if config is None or isinstance(config, LookupConfig):
+                named = ", ".join(self._configs) or "none"
+                raise ValueError(f"weights: {name!r} is no drafter with weights here ({named})")
+            if config.model == reference:
+                continue
+            changed = replace(config, model=reference)
+            made = await asyncio.to_thread(drafters.make, changed, self._target)
+            old = self._loops[name]
+            if made.feature_kind != old.drafter.feature_kind:
+                raise ValueError(
+                    f"weights of {name!r}: {reference} reads other features of the target than "
+                    f"{config.model}; that needs a restart"
+                )
+            self._loops[name] = self._loop(changed, made)
+            self._loops[name].start()
+            self._configs[name] = changed
+            self._retired = [loop for loop in (*self._retired, old) if not loop.stop_when_idle()]
+            logger.info("drafter %s: weights of %s from now on", name, reference)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise InvalidRequest unless there are names, all of drafters that are here."""
@@ -78,11 +119,15 @@ class DrafterGroup:
         for name in request.drafters:
             sessions[name] = DraftSession(next(self._numbers), request, send)
             self._loops[name].open(sessions[name])
-        return GroupSession(self._loops, sessions, len(request.tokens))
+        # Weights may be reloaded later: this answer stays with the loops that it began in.
+        return GroupSession(dict(self._loops), sessions, len(request.tokens))
 
     def feature_window(self, names: Sequence[str]) -> int:
         """How many positions back the widest of these drafters reads features; 0 if none does."""
-        return max((self._drafters[name].feature_window for name in names), default=0)
+        return max((self._loops[name].drafter.feature_window for name in names), default=0)
+
+    def _loop(self, config: DrafterConfig, drafter: Drafter) -> DraftLoop:
+        return DraftLoop(config.name, drafter, self._deliver, config.num_threads)
 
     def _deliver(self, results: Sequence[tuple[DraftSession, Any]]) -> None:
         def send() -> None:

@@ -18,6 +18,7 @@ class HeadRunner:
     def __init__(self, head: EagleHead, dtype: torch.dtype, device: str, window: int) -> None:
         config = head.config
         self.ids = cast(torch.Tensor, head.vocabulary).cpu()
+        self.feature_kind = config.features
         self.max_length = config.target.max_position_embeddings
         self._head = head.to(device).to(dtype)
         self._device = torch.device(device)

@@ -24,14 +24,14 @@ class DraftLoop:
 
     def __init__(self, name: str, drafter: Drafter, deliver: Deliver, num_threads: int) -> None:
         self.name = name
-        self._drafter = drafter
+        self.drafter = drafter
         self._deliver = deliver
         self._num_threads = num_threads
         self._condition = threading.Condition()
         self._opened: list[DraftSession] = []
         self._committed: list[DraftSession] = []
         self._closed: list[DraftSession] = []
-        self._stopping = False
+        self._stopping = self._retiring = False
         self._sessions: set[DraftSession] = set()
         self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
 
@@ -55,6 +55,13 @@ class DraftLoop:
             self._stopping = True
             self._condition.notify()
         self._thread.join()
+
+    def stop_when_idle(self) -> bool:
+        """Take no new sessions, and end the thread with the last one; whether that is now."""
+        with self._condition:
+            self._retiring = True
+            self._condition.notify()
+            return not (self._sessions or self._opened)
 
     def open(self, session: DraftSession) -> None:
         """Take a new session."""
@@ -85,9 +92,15 @@ class DraftLoop:
             torch.set_num_threads(self._num_threads)
         while True:
             with self._condition:
-                while not (self._stopping or self._opened or self._committed or self._closed):
+                while not (
+                    self._stopping
+                    or self._opened
+                    or self._committed
+                    or self._closed
+                    or (self._retiring and not self._sessions)
+                ):
                     self._condition.wait()
-                if self._stopping:
+                if self._stopping or (self._retiring and not (self._sessions or self._opened)):
                     return
                 opened, self._opened = self._opened, []
                 closed, self._closed = self._closed, []
@@ -109,13 +122,13 @@ class DraftLoop:
             self._sessions.add(session)
             with self._failing_alone(session):
                 request = session.request
-                self._drafter.open(session.number, request.tokens, request.sampling)
+                self.drafter.open(session.number, request.tokens, request.sampling)
         for session, commit in commits:
             if session not in self._sessions:
                 continue
             session.drafted_to += len(commit.tokens)
             with self._failing_alone(session):
-                self._drafter.observe(session.number, commit.tokens, commit.features)
+                self.drafter.observe(session.number, commit.tokens, commit.features)
         for session in closed:
             self._drop(session)
 
@@ -124,7 +137,7 @@ class DraftLoop:
             return
         started = time.monotonic()
         try:
-            trees = self._drafter.propose([session.ask() for session in sessions])
+            trees = self.drafter.propose([session.ask() for session in sessions])
         except Exception as error:
             logger.exception("drafter %s failed; its sessions decode without it", self.name)
             for session in sessions:
@@ -164,4 +177,4 @@ class DraftLoop:
     def _drop(self, session: DraftSession) -> None:
         if session in self._sessions:
             self._sessions.discard(session)
-            self._drafter.close(session.number)
+            self.drafter.close(session.number)

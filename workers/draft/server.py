@@ -71,6 +71,10 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
         await self._server.stop()
         self._group.stop()
 
+    async def reload(self, weights: Mapping[str, str]) -> None:
+        """See DrafterGroup.reload."""
+        await self._group.reload(weights)
+
     def check_health(self) -> None:
         """Raise RuntimeError if a drafter's thread died."""
         self._group.check_health()

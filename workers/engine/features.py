@@ -4,11 +4,11 @@ EAGLE-1 and -2 read the state behind the last norm, EAGLE-3 the states that ente
 2401.15077, 2406.16858, 2503.01840).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-FeatureKind = Literal["last", "three"]
+from workers.checkpoint import FeatureKind
 
 
 class FeatureTap:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from workers.checkpoint import FeatureKind
 from workers.engine import attention, experts, linear, support
-from workers.engine.features import FeatureKind, FeatureTap
+from workers.engine.features import FeatureTap
 from workers.engine.kv_cache import KVPool, KVShape
 from workers.engine.rows import RowBatch
 

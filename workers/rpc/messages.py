@@ -36,6 +36,11 @@ class WorkerInfo:
     drafters: tuple[DrafterInfo, ...] = ()
     feature_width: int = 0
 
+    @property
+    def feature_bytes_per_token(self) -> int:
+        """What a committed token costs on the wire where a drafter elsewhere reads features."""
+        return self.feature_width * (4 if self.dtype == "float32" else 2)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenTarget:

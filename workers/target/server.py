@@ -129,6 +129,10 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self._loop.stop()
         self._beside.stop()
 
+    async def reload(self, weights: Mapping[str, str]) -> None:
+        """See DrafterGroup.reload, for the drafters beside the target."""
+        await self._beside.reload(weights)
+
     def check_health(self) -> None:
         """Raise RuntimeError if a thread died."""
         if not self._loop.alive:

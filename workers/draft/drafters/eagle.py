@@ -56,6 +56,7 @@ class EagleDrafter(TreeDrafter[EagleSession]):
         super().__init__(runner.pool(num_slots), runner.max_length, runner.ids, width, steps, floor)
         self.vocabulary_fingerprint = vocabulary_fingerprint
         self.feature_window = window
+        self.feature_kind = runner.feature_kind
         self._runner = runner
 
     def make_session(self, sampling: SamplingParams) -> EagleSession:

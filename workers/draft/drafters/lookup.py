@@ -8,6 +8,7 @@ lookup decoding, Saxena 2023; several continuations in one tree as in REST, arXi
 from collections.abc import Sequence
 from typing import Final
 
+from workers.checkpoint import FeatureKind
 from workers.draft.drafter import Ask
 from workers.request import SamplingParams
 from workers.rpc.messages import Features
@@ -65,6 +66,7 @@ class LookupDrafter:
 
     vocabulary_fingerprint = ""
     feature_window = 0
+    feature_kind: FeatureKind | None = None
 
     def __init__(self) -> None:
         self._indexes: dict[int, LookupIndex] = {}

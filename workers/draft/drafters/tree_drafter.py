@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeVar
 import torch
 
 from workers import sampling
+from workers.checkpoint import FeatureKind
 from workers.draft.calibration import Softness
 from workers.draft.drafter import Ask
 from workers.draft.growth import Grown
@@ -52,6 +53,7 @@ class TreeDrafter(ABC, Generic[SessionT]):
 
     vocabulary_fingerprint: str
     feature_window: int = 0
+    feature_kind: FeatureKind | None = None
 
     def __init__(
         self,

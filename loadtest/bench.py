@@ -1,9 +1,10 @@
-"""Speculation on and off through the front door: tokens/s, mean accepted length, acceptance by depth.
+"""Drafters beside plain decoding, through the front door: tokens/s, accepted length, acceptance by depth.
 
-    python -m loadtest.bench --prompts loadtest/prompts/six_kinds.jsonl
+    python -m loadtest.bench --prompts loadtest/prompts/six_kinds.jsonl --drafters auto lookup eagle+lookup
 
-One request at a time; each prompt is answered with speculation on and off in turn, so that a drift of
-the machine's speed hits both. Writes Markdown, JSON and a plot to the output folder.
+One request at a time; each prompt is answered plainly and by every setting in turn, so that a drift of the
+machine's speed hits all. What was answered is kept in the output folder: a run that was broken off goes on
+where it was. Writes Markdown, JSON and a plot.
 """
 
 import argparse
@@ -23,11 +24,28 @@ from loadtest.prompts_file import Prompt, read
 from loadtest.provenance import provenance
 from loadtest.server import running_server
 
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How an answer is drafted: `drafters` joined by "+", or "auto"; no rows are plain decoding."""
+
+    drafters: str
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        return f"{self.drafters}, {self.rows} rows" if self.rows else PLAIN
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One answer: how long it took and what speculation did."""
 
+    setting: str
+    prompt: int
     tokens: int
     seconds: float
     rounds: int
@@ -38,22 +56,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The same prompt with speculation off and on."""
-
-    prompt: Prompt
-    off: Sample
-    on: Sample
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: one kind of task, or all."""
+    """A line of the table: a setting on one kind of task, or on all."""
 
+    setting: str
     kind: str
     prompts: int
-    off_tokens_per_s: float
-    on_tokens_per_s: float
+    plain_tokens_per_s: float
+    tokens_per_s: float
     speedup: float
     mean_accepted_length: float
     drafted_per_round: float
@@ -61,20 +71,52 @@ class Row:
     equal: int
 
 
+class Answers:
+    """The samples so far, kept in a file line by line."""
+
+    def __init__(self, file: Path, options: dict[str, Any]) -> None:
+        """Raises ValueError if the file is of a run with other options."""
+        self.samples: dict[tuple[str, int], Sample] = {}
+        self._file = file
+        if file.exists():
+            first, *lines = file.read_text().splitlines()
+            if json.loads(first) != options:
+                raise ValueError(
+                    f"{file} is of another run, {first}: remove it or take another --out"
+                )
+            for line in lines:
+                self._take(Sample(**json.loads(line)))
+        else:
+            file.write_text(json.dumps(options) + "\n")
+
+    def add(self, sample: Sample) -> None:
+        """Keep a sample."""
+        with self._file.open("a") as stream:
+            stream.write(json.dumps(asdict(sample)) + "\n")
+        self._take(sample)
+
+    def _take(self, sample: Sample) -> None:
+        self.samples[sample.setting, sample.prompt] = sample
+
+
 def ask(
-    client: httpx.Client, prompt: Prompt, speculate: bool, options: argparse.Namespace
+    client: httpx.Client, number: int, prompt: Prompt, setting: Setting, options: argparse.Namespace
 ) -> Sample:
     """One answer of the server."""
+    speculation: dict[str, Any] = {"enabled": bool(setting.rows), "stats": True}
+    if setting.rows:
+        speculation |= {
+            "drafter": setting.drafters.split("+"),
+            "max_draft_tokens": setting.rows,
+        }
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt.text}],
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "seed": 1,
         "return_token_ids": True,
-        "speculation": {"enabled": speculate, "stats": True},
+        "speculation": speculation,
     }
-    if speculate and options.drafter:
-        body["speculation"]["drafter"] = options.drafter
     started = time.perf_counter()
     response = client.post("/v1/chat/completions", json=body)
     seconds = time.perf_counter() - started
@@ -83,6 +125,8 @@ def ask(
     answer = response.json()
     stats = answer["speculation"]
     return Sample(
+        setting=setting.name,
+        prompt=number,
         tokens=answer["usage"]["completion_tokens"],
         seconds=seconds,
         rounds=stats["rounds"],
@@ -93,106 +137,147 @@ def ask(
     )
 
 
-def measure(base: str, prompts: Sequence[Prompt], options: argparse.Namespace) -> list[Pair]:
-    """All prompts, on and off in turn."""
-    pairs = []
+def measure(
+    base: str,
+    prompts: Sequence[Prompt],
+    settings: Sequence[Setting],
+    answers: Answers,
+    options: argparse.Namespace,
+) -> None:
+    """All prompts with all settings, in an order that changes from prompt to prompt."""
     with httpx.Client(base_url=base, timeout=600) as client:
-        for speculate in (False, True):
-            ask(client, prompts[0], speculate, options)  # warm-up
-        for index, prompt in enumerate(tqdm(prompts, unit="prompt")):
-            order = (False, True) if index % 2 else (True, False)
-            made = {speculate: ask(client, prompt, speculate, options) for speculate in order}
-            pairs.append(Pair(prompt, off=made[False], on=made[True]))
-    return pairs
+        for setting in settings:
+            ask(client, 0, prompts[0], setting, options)  # warm-up
+        with tqdm(total=len(prompts) * len(settings), unit="answer") as bar:
+            for number, prompt in enumerate(prompts):
+                turn = number % len(settings)
+                for setting in (*settings[turn:], *settings[:turn]):
+                    if (setting.name, number) not in answers.samples:
+                        answers.add(ask(client, number, prompt, setting, options))
+                    bar.update()
 
 
-def summarise(kind: str, pairs: Sequence[Pair]) -> Row:
-    """The line of the table for some pairs."""
-    off, on = [pair.off for pair in pairs], [pair.on for pair in pairs]
+def summarise(setting: str, kind: str, pairs: Sequence[tuple[Sample, Sample]]) -> Row:
+    """The line of the table for some pairs of a plain and a drafted answer."""
+    off, on = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     depth = max((len(sample.acceptance_by_depth) for sample in on), default=0)
+    rounds = max(1, sum(s.rounds for s in on))
     return Row(
+        setting=setting,
         kind=kind,
         prompts=len(pairs),
-        off_tokens_per_s=sum(s.tokens for s in off) / sum(s.seconds for s in off),
-        on_tokens_per_s=sum(s.tokens for s in on) / sum(s.seconds for s in on),
-        speedup=statistics.median(p.off.seconds / p.on.seconds for p in pairs),
-        mean_accepted_length=sum(s.tokens - 1 for s in on) / max(1, sum(s.rounds for s in on)),
-        drafted_per_round=sum(s.drafted for s in on) / max(1, sum(s.rounds for s in on)),
+        plain_tokens_per_s=sum(s.tokens for s in off) / sum(s.seconds for s in off),
+        tokens_per_s=sum(s.tokens for s in on) / sum(s.seconds for s in on),
+        speedup=statistics.median(a.seconds / b.seconds for a, b in pairs),
+        mean_accepted_length=sum(s.tokens - 1 for s in on) / rounds,
+        drafted_per_round=sum(s.drafted for s in on) / rounds,
         acceptance_by_depth=tuple(
             statistics.mean(s.acceptance_by_depth[d] for s in on if len(s.acceptance_by_depth) > d)
             for d in range(depth)
         ),
-        equal=sum(pair.off.token_ids == pair.on.token_ids for pair in pairs),
+        equal=sum(a.token_ids == b.token_ids for a, b in pairs),
     )
+
+
+def rows_of(prompts: Sequence[Prompt], settings: Sequence[Setting], answers: Answers) -> list[Row]:
+    """The table: all tasks together first, then each."""
+    kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
+    made = []
+    for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
+        numbers = [n for n, prompt in enumerate(prompts) if kind in ("all", prompt.kind)]
+        for setting in settings:
+            if setting.rows:
+                pairs = [
+                    (answers.samples[PLAIN, n], answers.samples[setting.name, n]) for n in numbers
+                ]
+                made.append(summarise(setting.name, kind, pairs))
+    return made
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table that the README shows."""
     lines = [
-        "| task | prompts | off, tokens/s | on, tokens/s | speed-up (median) | τ | drafted a round "
-        "| acceptance by depth | equal answers |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| task | drafters | prompts | plain, tokens/s | drafted, tokens/s | speed-up (median) | τ "
+        "| drafted a round | acceptance by depth | equal answers |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         depths = " ".join(f"{rate:.2f}" for rate in row.acceptance_by_depth[:5])
         lines.append(
-            f"| {row.kind} | {row.prompts} | {row.off_tokens_per_s:.1f} | {row.on_tokens_per_s:.1f} "
-            f"| {row.speedup:.2f} | {row.mean_accepted_length:.2f} | {row.drafted_per_round:.1f} "
-            f"| {depths} | {row.equal}/{row.prompts} |"
+            f"| {row.kind} | {row.setting} | {row.prompts} | {row.plain_tokens_per_s:.1f} "
+            f"| {row.tokens_per_s:.1f} | {row.speedup:.2f} | {row.mean_accepted_length:.2f} "
+            f"| {row.drafted_per_round:.1f} | {depths} | {row.equal}/{row.prompts} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Tokens/s on and off by kind of task."""
+    """Speed-up by kind of task, a bar a setting."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    width = 0.8 / len(settings)
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
-    places = range(len(rows))
-    axes.bar([p - 0.2 for p in places], [r.off_tokens_per_s for r in rows], 0.4, label="off")
-    axes.bar([p + 0.2 for p in places], [r.on_tokens_per_s for r in rows], 0.4, label="on")
-    for place, row in zip(places, rows, strict=True):
-        axes.annotate(
-            f"{row.speedup:.2f} x", (place + 0.2, row.on_tokens_per_s), ha="center", va="bottom"
-        )
-    axes.set_xticks(list(places), [row.kind.replace(" ", "\n", 1) for row in rows], fontsize=8)
-    axes.set_ylabel("tokens/s")
-    axes.legend(title="speculation")
+    for place, setting in enumerate(settings):
+        mine = [row for row in rows if row.setting == setting]
+        at = [kinds.index(row.kind) + (place - (len(settings) - 1) / 2) * width for row in mine]
+        axes.bar(at, [row.speedup for row in mine], width, label=setting)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n", 1) for kind in kinds], fontsize=8)
+    axes.set_ylabel("speed-up over plain decoding")
+    axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 
 def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description="Speculation on and off through the front door")
+    parser = argparse.ArgumentParser(description="Drafters beside plain decoding")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--per-kind", type=int, help="prompts of each kind at most")
     parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
     parser.add_argument("--url", help="measure this server instead of starting one")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--drafter", help="a drafter's name; the server's choice if left out")
+    parser.add_argument(
+        "--drafters", nargs="+", default=["auto"], help='names, joined by "+" for a set, or auto'
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[8], help="drafted rows of a step at most"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     prompts = read(options.prompts, options.per_kind)
+    settings = [Setting("", 0)]
+    settings += [Setting(drafters, rows) for rows in options.rows for drafters in options.drafters]
     options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        answers = Answers(options.out / "answers.jsonl", _identity(options))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with running_server(options.url, options.config, options.out / "server.log") as base:
-        pairs = measure(base, prompts, options)
-    kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    rows = [summarise(kind, [p for p in pairs if p.prompt.kind == kind]) for kind in kinds]
-    rows.append(summarise("all", pairs))
+        measure(base, prompts, settings, answers, options)
+    rows = rows_of(prompts, settings, answers)
     table = markdown(rows)
     (options.out / "bench.md").write_text(table)
-    result = {
-        "provenance": provenance(),
-        "rows": [asdict(row) for row in rows],
-        "pairs": [asdict(pair) for pair in pairs],
-    }
+    result = {"provenance": provenance(), "rows": [asdict(row) for row in rows]}
     (options.out / "bench.json").write_text(json.dumps(result, indent=1))
     plot(rows, options.out / "bench.png")
     print(table)
     print(f"written: {options.out}/bench.md, bench.json, bench.png")
-    return 0 if rows[-1].equal == len(pairs) else 1
+    return 0 if all(row.equal == row.prompts for row in rows) else 1
+
+
+def _identity(options: argparse.Namespace) -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    return {
+        "prompts": options.prompts.name,
+        "per_kind": options.per_kind,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+    }
 
 
 if __name__ == "__main__":

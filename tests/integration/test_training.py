@@ -133,6 +133,37 @@ def test_a_cut_draft_learns_and_loads(
     assert len(loaded.ids) == 128
 
 
+def test_a_draft_that_is_its_target_is_always_right(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Evaluated against itself: all guesses, and all that rejection would accept."""
+    out = tmp_path / "draft"
+    options: dict[str, object] = {"layers": "0,1,2", "vocabulary": 264, "learning_rate": 0.0}
+    assert train("distill", corpus, out, tokens=10, **options) == 0
+    assert judge(corpus, out, capsys) == pytest.approx([1.0] * 3, abs=0.04)
+
+
+@pytest.mark.parametrize("version", ["eagle", "eagle3"])
+def test_shared_noise_agrees_about_as_often_as_rejection_accepts(
+    version: str, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Daliri et al.: at least (1 - TV) / (1 + TV), and not more than one minus TV by much."""
+    _, shared, rejection = judge(corpus, tiny.trained_head(version), capsys)
+    assert 0.05 < rejection < 0.9
+    assert rejection / (2 - rejection) - 0.05 < shared < rejection + 0.1
+
+
+def judge(corpus: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> list[float]:
+    """First guesses at temperature 0 and 1, and what rejection would accept."""
+    capsys.readouterr()
+    common = [f"--target={tiny.llama()}", "--dtype=float32", "--device=cpu"]
+    files = [f"--draft={draft}", f"--corpus={corpus}", f"--features={corpus.parent / 'features'}"]
+    assert main(["evaluate", *common, *files]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["positions"] > 300
+    return [made["greedy"]["first 1"], made["shared_noise"]["first 1"], made["rejection"]]
+
+
 def test_a_draft_of_its_own_learns_and_loads(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     other = str(tiny.llama(1))

@@ -100,17 +100,23 @@ def save_cut(folder: Path, config: CutConfig, tensors: dict[str, torch.Tensor]) 
 
 def load_cut(folder: Path, dtype: str, device: str) -> CutModel:
     """Cut the target's weights and apply what was trained; raises CheckpointError."""
+    module, vocabulary = load_cut_module(folder, dtype, device)
+    base_folder = checkpoint.resolve(read_config(folder).base)
+    tokenizer = AutoTokenizer.from_pretrained(base_folder).backend_tokenizer
+    return CutModel(wrap(module, folder.name), vocabulary.cpu(), vocabulary_fingerprint(tokenizer))
+
+
+def load_cut_module(folder: Path, dtype: str, device: str) -> tuple[Any, torch.Tensor]:
+    """A cut draft as one of transformers' models, and its vocabulary; raises CheckpointError."""
     config = read_config(folder)
-    base_folder = checkpoint.resolve(config.base)
     # Updates are applied in float32: rounded once, not twice.
-    module = cut_module(load_module(base_folder, "float32", device), config.layers)
+    base = load_module(checkpoint.resolve(config.base), "float32", device)
+    module = cut_module(base, config.layers)
     tensors = load_file(folder / WEIGHTS_FILE, device=device)
     vocabulary = tensors.pop("vocabulary")
     reduce_head(module, vocabulary)
     _apply(module, tensors)
-    module = module.to(resolve_dtype(dtype, torch.device(device)))
-    tokenizer = AutoTokenizer.from_pretrained(base_folder).backend_tokenizer
-    return CutModel(wrap(module, folder.name), vocabulary.cpu(), vocabulary_fingerprint(tokenizer))
+    return module.to(resolve_dtype(dtype, torch.device(device))), vocabulary
 
 
 def _apply(module: Any, tensors: dict[str, torch.Tensor]) -> None:

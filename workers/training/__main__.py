@@ -3,9 +3,11 @@
 python -m workers.training data      the target writes text to train on
 python -m workers.training distill   a draft model learns from it
 python -m workers.training eagle     an EAGLE head learns from it
+python -m workers.training evaluate  how often a trained draft is right
 """
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from workers import checkpoint
 from workers.cache import cache_dir
-from workers.draft.cut import cut_module, reduce_head
-from workers.draft.eagle import new_head
+from workers.draft.cut import cut_module, is_cut, load_cut_module, reduce_head
+from workers.draft.eagle import load_head, new_head
 from workers.engine.loading import load_module, resolve_dtype
 from workers.training import data
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
@@ -30,6 +33,7 @@ from workers.training.distill import (
     WholeStudent,
 )
 from workers.training.eagle import EagleLearner
+from workers.training.evaluate import Guesser, evaluate
 from workers.training.features import FeatureStore
 from workers.training.losses import DIVERGENCES
 from workers.training.recipe import file_digest, write_recipe
@@ -58,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
                 dtype=options.dtype,
                 device=options.device,
             )
+        elif options.command == "evaluate":
+            _evaluate(options)
         else:
             _train(options, arguments)
     except (ValueError, OSError) as error:
@@ -123,6 +129,40 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     write_recipe(options.out, arguments, description, trained, trainer.curve)
 
 
+def _evaluate(options: argparse.Namespace) -> None:
+    corpus = Corpus(options.corpus, options.max_length)
+    texts = range(min(len(corpus), options.texts or len(corpus)))
+    folder = checkpoint.resolve(options.target)
+    module = load_module(folder, options.dtype, options.device)
+    dtype = resolve_dtype(options.dtype, torch.device(options.device))
+    head = module.lm_head.weight.detach().clone()
+    is_cut_draft = is_cut(options.draft)
+    three = not is_cut_draft and checkpoint.head_features(str(options.draft)) == "three"
+    store = FeatureStore(options.features, corpus, options.target, dtype, three)
+    store.fill(module, texts)
+    guesser: Guesser
+    if is_cut_draft:
+        draft, vocabulary = load_cut_module(options.draft, options.dtype, options.device)
+        teacher = Teacher.of(head, vocabulary, dtype)
+        student = WholeStudent(draft, None)
+        guesser = DistillLearner(student, teacher, DIVERGENCES["fkl"], 1.0)
+    else:
+        loaded = load_head(options.draft, folder).to(options.device)
+        vocabulary = loaded.get_buffer("vocabulary")
+        teacher = Teacher.of(head, vocabulary, dtype)
+        guesser = EagleLearner(loaded, teacher, options.target, 1, 512, DIVERGENCES["fkl"])
+
+    def samples() -> Iterator[Sample]:
+        for text in tqdm(texts, unit="text"):
+            tokens = torch.from_numpy(corpus[text].tokens).to(options.device)
+            entered = store.three(text).to(options.device) if three else None
+            last = store.last(text).to(options.device)
+            yield Sample(tokens, corpus[text].answer_from, last, entered)
+
+    made = evaluate(guesser, teacher, samples(), options.seed)
+    print(json.dumps(made.as_dict(), indent=1))
+
+
 def _eagle(
     options: argparse.Namespace, folder: Path, vocabulary: torch.Tensor, teacher: Teacher
 ) -> EagleLearner:
@@ -181,8 +221,8 @@ def _parser() -> argparse.ArgumentParser:
     writing.add_argument(
         "--prompts",
         type=Path,
-        help="JSON lines with `prompt`; without it the target invents its prompts, behind the header of a "
-        "user's turn",
+        help="JSON lines with `prompt` or `turns`; without it the target invents its prompts, behind "
+        "the header of a user's turn",
     )
     writing.add_argument("--answers", type=int, default=1000, help="texts to write")
     writing.add_argument(
@@ -251,6 +291,18 @@ def _parser() -> argparse.ArgumentParser:
             training.add_argument(
                 "--window", type=int, default=512, help="positions that it looks back"
             )
+    judging = commands.add_parser("evaluate", help="how often a trained draft is right")
+    _add_common(judging)
+    judging.add_argument("--draft", type=Path, required=True, help="folder of the checkpoint")
+    judging.add_argument("--corpus", type=Path, nargs="+", required=True, help=".npz of `data`")
+    judging.add_argument("--texts", type=int, help="use the first so many texts only")
+    judging.add_argument("--max-length", type=int, default=1024, help="tokens of a text at most")
+    judging.add_argument(
+        "--features",
+        type=Path,
+        default=cache_dir("features"),
+        help="where the target's states are kept",
+    )
     return parser
 
 

@@ -200,9 +200,10 @@ def _read_prompts(file: Path) -> list[str]:
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip():
             continue
-        prompt = json.loads(line).get("prompt")
+        row = json.loads(line)
+        prompt = row.get("prompt") or next(iter(row.get("turns") or []), None)
         if not isinstance(prompt, str) or not prompt:
-            raise ValueError(f"{file} line {number} has no text under `prompt`")
+            raise ValueError(f"{file} line {number} has no text under `prompt` or `turns`")
         texts.append(prompt)
     if not texts:
         raise ValueError(f"{file} holds no prompts")

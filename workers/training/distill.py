@@ -72,13 +72,16 @@ class DistillLearner:
 
     def agreement(self, sample: Sample, into: Agreement) -> None:
         """See Learner."""
-        rows = slice(sample.answer_from - 1, None)
-        logits = self._logits(sample)[rows]
-        last = sample.last[rows]
+        logits, last = self.first_guesses(sample)
         guesses = self._teacher.vocabulary[logits.topk(8).indices]
         into.count(0, guesses, self._teacher.choices(last))
         law = self._teacher.law(last).exp()
         into.overlap += float(torch.minimum(logits.softmax(-1), law).sum())
+
+    def first_guesses(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [rows, Vd] for every token of the answer, and the target's states [rows, H] there."""
+        rows = slice(sample.answer_from - 1, None)
+        return self._logits(sample)[rows], sample.last[rows]
 
     def save(self, folder: Path) -> None:
         """See Learner."""

@@ -72,6 +72,11 @@ class EagleLearner:
                 guessed = logits[rows].float().softmax(-1)
                 into.overlap += float(torch.minimum(guessed, law[rows].exp()).sum())
 
+    def first_guesses(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [rows, Vd] for every token of the answer, and the target's states [rows, H] there."""
+        first = max(0, sample.answer_from - 2)
+        return self._passes(sample)[0][first:].float(), sample.last[1:][first:]
+
     def save(self, folder: Path) -> None:
         """See Learner."""
         save_head(folder, self._head, self._target)

@@ -154,3 +154,25 @@ def trained_head(version: str) -> Path:
     plan = Plan(40_000, 4e-3, 3, 10, 0, 40_000, 10.0)
     Trainer(learner, plan, lambda skip: itertools.cycle(samples), samples, folder).run()
     return folder
+
+
+@cache
+def spelling_llama() -> Path:
+    """A random Llama with the byte-fallback tokenizer: another vocabulary than `llama()`'s."""
+    folder = cache_dir("tests") / "spelling-llama-v1"
+    if not (folder / "config.json").exists():
+        tokenizer = byte_fallback_tokenizer()
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=512,
+            initializer_range=0.4,
+        )
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from workers.cache import cache_dir
 from workers.draft import eagle
 from workers.engine.features import FeatureTap
+from workers.engine.loading import load_model
+from workers.training.data import Writer
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
 from workers.training.samples import Sample, Teacher
@@ -126,7 +128,7 @@ def llama(seed: int = 0, max_position_embeddings: int = 512) -> Path:
 @cache
 def trained_head(version: str) -> Path:
     """An EAGLE head that knows some greedy answers of `llama()` by heart."""
-    folder = cache_dir("tests") / f"head-v4-{version}"
+    folder = cache_dir("tests") / f"head-v5-{version}"
     if (folder / "eagle.json").exists():
         return folder
     # More threads than free cores make this ten times slower.
@@ -134,19 +136,20 @@ def trained_head(version: str) -> Path:
     target = llama()
     tokenizer = byte_level_tokenizer()
     samples = []
-    for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
-        prompts = [
-            tokenizer(text, return_tensors="pt").input_ids
-            for text in ("the cat in the hat", "hello", "0123456789 " * 8)
-        ]
-        answers = [model.generate(p, max_new_tokens=64, do_sample=False) for p in prompts]
+    prompts = [tokenizer(t).input_ids for t in ("the cat in the hat", "hello", "0123456789 " * 8)]
+    for dtype in ("float32", "bfloat16"):
+        engine = load_model(target, dtype)
+        writer = Writer(engine, tokenizer.backend_tokenizer, frozenset(), 4, 512)
+        answers = dict(writer.write(prompts, [0.0] * 3, [0] * 3, 64))
+        writer.close()
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype))
         taps = FeatureTap(model, "last"), FeatureTap(model, "three")
-        for prompt, tokens in zip(prompts, answers, strict=True):
+        for number, prompt in enumerate(prompts):
+            tokens = torch.tensor(prompt + answers[number])
             with torch.no_grad():
-                model(tokens, use_cache=False)
+                model(tokens[None], use_cache=False)
             last, three = (tap.take().float() for tap in taps)
-            samples.append(Sample(tokens[0], prompt.shape[1], last, three))
+            samples.append(Sample(tokens, len(prompt), last, three))
     vocabulary = torch.arange(len(tokenizer))
     head = eagle.new_head(version, target, vocabulary)
     teacher = Teacher.of(model.lm_head.weight.detach().float(), vocabulary, torch.float32)

@@ -24,7 +24,8 @@ class HalfDrafter(ReplayDrafter):
 
 
 async def learn(h: Harness, **options):
-    request = h.request(PROMPT, max_tokens=60, temperature=1.0, seed=9, **options)
+    # Long, so that the drafters have come before it is over.
+    request = h.request(PROMPT, max_tokens=300, temperature=1.0, seed=9, **options)
     answer = await h.generate(request, speculate=False)
     for drafter in h.drafters.values():
         assert isinstance(drafter, ReplayDrafter)
@@ -43,10 +44,11 @@ async def test_trees_of_several_drafters_are_verified_as_one(beside: tuple[str, 
         both = await h.generate(request)
         both.same_as(off)
         assert both.stats.drafter == "even+odd"
-        # At most the first round or two are without drafts.
-        assert both.stats.accepted_tokens >= 4 * (both.stats.rounds - 3)
+        # Only the first rounds are without drafts, and only one of two trees is right.
+        assert all(rate == 1.0 for rate in both.stats.acceptance_by_depth)
+        assert both.stats.accepted_tokens > 200
         # Their rows are verified together: five true ones and a wrong tree beside them.
-        assert both.stats.draft_tokens > 8 * (both.stats.rounds - 3)
+        assert both.stats.draft_tokens > 2 * both.stats.accepted_tokens
         await h.idle()
     async with harness(tiny.llama(), {"even": HalfDrafter(False)}) as h:
         request, off = await learn(h, max_draft_tokens=16)
@@ -76,7 +78,7 @@ async def test_of_several_drafters_one_may_fail(auto: bool, beside: bool) -> Non
         made["bad"].fail = True
         answer = await h.generate(request)
         answer.same_as(off)
-        assert answer.stats.accepted_tokens > 30
+        assert answer.stats.accepted_tokens > 150
         await h.idle()
 
 
@@ -104,9 +106,9 @@ async def test_the_server_leaves_out_what_is_slow_and_useless(beside: bool) -> N
             answer = await h.generate(request)
             answer.same_as(off)
             rounds += answer.stats.rounds
-        # Once at the start of an answer, and then seldom.
-        assert 4 <= asked < rounds / 2
-        assert answer.stats.accepted_tokens > 30
+        # At the start of an answer, and then seldom.
+        assert 1 <= asked < rounds / 2
+        assert answer.stats.accepted_tokens > 150
         await h.idle()
 
 

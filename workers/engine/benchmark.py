@@ -16,7 +16,6 @@ import torch
 from tqdm import tqdm
 
 from workers import checkpoint, sampling
-from workers.engine.linear import PackedLinear
 from workers.engine.loading import load_model
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch, SequenceRows
@@ -36,7 +35,7 @@ Case = Callable[[], object]
 
 def linears_alone(model: Model, rows: int) -> Case:
     """All packed linears of the model, one after the other, over so many rows."""
-    layers = [layer for layer in model.module.modules() if isinstance(layer, PackedLinear)]
+    layers = model.runner.linears
     widths = {layer.in_features for layer in layers}
     rows = max(2, rows)
     inputs = {width: torch.randn(rows, width).to(model.kv_shape.dtype) for width in widths}

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from workers.engine.native.linear import PackedWeight
+
 PACKED_MIN_ROWS: Final = 2
 """From this many rows on, a packed layer gives a row the same bits whatever shares the call."""
 
@@ -31,6 +33,19 @@ class PackedLinear(nn.Module):
         out = torch.ops.mkldnn._linear_pointwise(flat, self._weight, self._bias, "none", [], "")
         shaped: torch.Tensor = out.view(*rows.shape[:-1], self.out_features)
         return shaped
+
+
+class NativeLinear(nn.Module):
+    """A linear layer in bfloat16 through the native library: faster than oneDNN's at few rows."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._weight = PackedWeight(weight, bias)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out = self._weight(rows.reshape(-1, self.in_features))
+        return out.view(*rows.shape[:-1], self.out_features)
 
 
 class PlainLinear(nn.Module):
@@ -59,7 +74,13 @@ def pack_linears(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child.weight, child.bias))
+                setattr(module, name, packed(child.weight, child.bias))
             elif isinstance(child, Conv1D):  # GPT-2's, with the weight the other way round
                 weight = cast(torch.Tensor, child.weight)
-                setattr(module, name, PackedLinear(weight.mT.contiguous(), child.bias))
+                setattr(module, name, packed(weight.mT.contiguous(), child.bias))
+
+
+def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    """The packed layer for a weight [out, in]."""
+    kind = NativeLinear if PackedWeight.serves(weight) else PackedLinear
+    return kind(weight, bias)

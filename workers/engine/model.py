@@ -3,15 +3,17 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from workers.checkpoint import FeatureKind
 from workers.engine import attention, experts, linear, support
 from workers.engine.features import FeatureTap
-from workers.engine.kv_cache import KVPool, KVShape
+from workers.engine.kv_cache import KVPool
+from workers.engine.native.decoder import NativeDecoder
 from workers.engine.rows import RowBatch
+from workers.engine.support import Examined
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,20 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
+class Runner(Protocol):
+    """Runs the rows of a step through all layers."""
+
+    @property
+    def linears(self) -> list[Any]:
+        """The packed layers in their order: callables of rows, with `in_features`."""
+
+    def keep_features(self, kind: FeatureKind) -> int:
+        """Return features of every row from now on; the width of a row's."""
+
+    def run(self, batch: RowBatch, step: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [wanted rows, vocabulary], float32, and the features of all rows, if they are kept."""
+
+
 class Model:
     """A model on one device.
 
@@ -36,26 +52,22 @@ class Model:
     puts their keys and values into their caches, and returns the logits that they want.
     """
 
-    def __init__(self, module: Any, info: ModelInfo, kv_shape: KVShape) -> None:
+    def __init__(self, module: Any, info: ModelInfo, examined: Examined) -> None:
         self.info = info
         self.device = module.device
-        self.kv_shape = kv_shape
-        self.backend = attention.choose_backend(kv_shape)
-        self.module = module
-        packed = linear.can_pack(module.dtype, module.device)
-        has_experts = experts.prepare(module, packed)
-        if packed:
-            linear.pack_linears(module)
-        # Routers of experts are plain products, whatever the layers are.
-        plain = has_experts or not packed
-        self._min_rows = linear.PLAIN_MIN_ROWS if plain else linear.PACKED_MIN_ROWS
-        support.set_attention(module, attention.IMPLEMENTATION)
-        self._tap: FeatureTap | None = None
+        self.kv_shape = examined.kv_shape
+        self.backend = attention.choose_backend(self.kv_shape)
+        self.runner: Runner
+        if examined.scale is not None and NativeDecoder.serves(module, self.kv_shape):
+            self.runner = NativeDecoder(
+                module, examined.windows, examined.scale, info.max_model_len
+            )
+        else:
+            self.runner = ModuleRunner(module, info.vocab_size)
 
     def keep_features(self, kind: FeatureKind) -> None:
         """Keep these features of every row in the caches; before a pool is made."""
-        self._tap = FeatureTap(self.module, kind)
-        self.kv_shape = replace(self.kv_shape, feature_width=self._tap.width)
+        self.kv_shape = replace(self.kv_shape, feature_width=self.runner.keep_features(kind))
 
     def pool(self, num_slots: int) -> KVPool:
         """A KV cache of this many slots for this model."""
@@ -68,30 +80,61 @@ class Model:
         The caches must have room for the rows; the rows are not committed (see KVSequence.keep). Kept
         features go to the caches, too.
         """
-        # Padding keeps every matrix product at a size from which on a row's bits do not depend on
-        # the number of rows. Padding rows belong to no sequence and attend to nothing.
-        padding = [0] * max(0, self._min_rows - batch.num_rows)
-        tokens = torch.tensor([batch.tokens() + padding], device=self.device)
-        positions = torch.tensor([batch.positions() + padding], device=self.device)
-        arguments = {
-            "input_ids": tokens,
-            "position_ids": positions,
-            "use_cache": False,
-            "attention_step": self.backend.step(batch),
-        }
-        logits = self._run(arguments, batch.wanted())
-        if self._tap is not None:
-            features = self._tap.take()
+        logits, features = self.runner.run(batch, self.backend.step(batch))
+        if features is not None:
             for first, rows in zip(batch.first_rows, batch.sequences, strict=True):
                 start, count = rows.kv.length + rows.first, len(rows.tokens)
                 rows.kv.features[start : start + count] = features[first : first + count]
         return logits
 
-    def _run(self, arguments: dict[str, Any], wanted: list[int]) -> torch.Tensor:
+
+class ModuleRunner:
+    """Transformers' own module, for any architecture, with our attention and packed layers."""
+
+    def __init__(self, module: Any, vocab_size: int) -> None:
+        self.module = module
+        self._vocab_size = vocab_size
+        self._device = module.device
+        packed = linear.can_pack(module.dtype, module.device)
+        has_experts = experts.prepare(module, packed)
+        if packed:
+            linear.pack_linears(module)
+        # Routers of experts are plain products, whatever the layers are.
+        plain = has_experts or not packed
+        self._min_rows = linear.PLAIN_MIN_ROWS if plain else linear.PACKED_MIN_ROWS
+        support.set_attention(module, attention.IMPLEMENTATION)
+        self._tap: FeatureTap | None = None
+
+    @property
+    def linears(self) -> list[Any]:
+        """See Runner."""
+        kinds = (linear.PackedLinear, linear.NativeLinear)
+        return [layer for layer in self.module.modules() if isinstance(layer, kinds)]
+
+    def keep_features(self, kind: FeatureKind) -> int:
+        """See Runner."""
+        self._tap = FeatureTap(self.module, kind)
+        return int(self._tap.width)
+
+    def run(self, batch: RowBatch, step: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See Runner."""
+        # Padding keeps every matrix product at a size from which on a row's bits do not depend on
+        # the number of rows. Padding rows belong to no sequence and attend to nothing.
+        padding = [0] * max(0, self._min_rows - batch.num_rows)
+        arguments = {
+            "input_ids": torch.tensor([batch.tokens() + padding], device=self._device),
+            "position_ids": torch.tensor([batch.positions() + padding], device=self._device),
+            "use_cache": False,
+            "attention_step": step,
+        }
+        logits = self._logits(arguments, batch.wanted())
+        return logits, None if self._tap is None else self._tap.take()
+
+    def _logits(self, arguments: dict[str, Any], wanted: list[int]) -> torch.Tensor:
         if not wanted:
             self.module.base_model(**arguments)
-            return torch.empty(0, self.info.vocab_size)
+            return torch.empty(0, self._vocab_size)
         rows = wanted + wanted[:1] * max(0, self._min_rows - len(wanted))
-        kept = torch.tensor(rows, device=self.device)
+        kept = torch.tensor(rows, device=self._device)
         logits = self.module(**arguments, logits_to_keep=kept).logits
         return logits[0, : len(wanted)].float()  # type: ignore[no-any-return]

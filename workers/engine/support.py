@@ -48,15 +48,27 @@ class AttentionCall:
     value_dim: int
     window: int | None
     softcap: float | None
+    scale: float
     unknown: tuple[str, ...]
     masked: bool
 
 
-def examine(module: Any, tokens: torch.Tensor) -> KVShape:
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a model asks of attention: what a cache slot holds, and each layer's window (0: none).
+
+    `scale` is what scores are multiplied by, None if layers differ or anything is done to scores besides.
+    """
+
+    kv_shape: KVShape
+    windows: tuple[int, ...]
+    scale: float | None
+
+
+def examine(module: Any, tokens: torch.Tensor) -> Examined:
     """Run the model once over `tokens` [1, T] and see what it asks of attention.
 
-    Returns what a cache slot of it holds; raises UnsupportedModel. `check_config` comes first. Leaves
-    the model with the probe as its attention.
+    Raises UnsupportedModel. `check_config` comes first. Leaves the model with the probe as its attention.
     """
     config = module.config.get_text_config()
     set_attention(module, PROBE)
@@ -70,7 +82,13 @@ def examine(module: Any, tokens: torch.Tensor) -> KVShape:
             ) from error
     _check_calls(config, calls)
     first = calls[0]
-    return KVShape(len(calls), first.kv_heads, first.head_dim, module.dtype, module.device)
+    scales = {call.scale for call in calls}
+    plain = len(scales) == 1 and not any(call.softcap for call in calls)
+    return Examined(
+        KVShape(len(calls), first.kv_heads, first.head_dim, module.dtype, module.device),
+        tuple(call.window or 0 for call in sorted(calls, key=lambda call: call.layer)),
+        scales.pop() if plain else None,
+    )
 
 
 def max_positions(config: Any) -> int:
@@ -180,6 +198,7 @@ def _probe(
             value_dim=value.shape[3],
             window=sliding_window,
             softcap=softcap,
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
             unknown=tuple(unknown),
             masked=attention_mask is not None,
         )

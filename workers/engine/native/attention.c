@@ -12,25 +12,10 @@
  *   values [layer][kv head][C][P]
  * Elements are float32, or bfloat16 widened when read. Arithmetic is float32.
  */
-#include "vector.h"
+#include "attention.h"
 
 #define TILE 6   /* (row, head) pairs computed side by side */
 #define UNROLL 4 /* key blocks in flight when there are few pairs */
-
-/* One sequence of a step. Its rows r, from first_row of the flat batch on, go to slots first_slot + r. */
-typedef struct {
-    void *keys, *values;
-    int64_t capacity;
-    int32_t first_row, num_rows, base, first_slot;
-    /* Row r attends to slots 0 .. contiguous[r] - 1, then to base + tail[j] for
-     * tail_start[r] <= j < tail_start[r + 1], in this order: it is the order of positions. */
-    const int32_t *contiguous, *tail_start, *tail;
-} sequence;
-
-typedef struct {
-    int32_t layer, query_heads, kv_heads, head_dim, bfloat16, window;
-    float scale, softcap;
-} shape;
 
 INLINE float widen(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;

@@ -104,14 +104,14 @@ class NativeAttention:
 
 
 class NativeStep:
-    """Attention of one step; `attend` is called once a layer."""
+    """Attention of one step; `attend` is called once a layer. `sequences` are what the library reads."""
 
     def __init__(self, native: ctypes.CDLL, batch: RowBatch) -> None:
         self._library = native
-        self._sequences = (_Sequence * len(batch.sequences))()
+        self.sequences = (_Sequence * len(batch.sequences))()
         self._alive: list[object] = []
         for entry, rows, first in zip(
-            self._sequences, batch.sequences, batch.first_rows, strict=True
+            self.sequences, batch.sequences, batch.first_rows, strict=True
         ):
             contiguous, beyond = rows.visible()
             starts = [0]
@@ -160,8 +160,8 @@ class NativeStep:
             softcap,
         )
         failed = self._library.attend(
-            self._sequences,
-            len(self._sequences),
+            self.sequences,
+            len(self.sequences),
             ctypes.byref(shape),
             *_strided(query),
             *_strided(key),

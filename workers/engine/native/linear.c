@@ -6,7 +6,7 @@
  * Packed weights: [out / 16][in / 2][16][2], sixteen outputs side by side, two inputs in one 32-bit lane, so
  * that one vector load feeds one multiply-add for sixteen outputs. `in` is even; `out` is rounded up to 16.
  */
-#include "vector.h"
+#include "linear.h"
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -15,6 +15,7 @@
 #define ROWS 6   /* rows of a tile */
 #define PANELS 4 /* blocks of sixteen outputs of a tile */
 #define AHEAD 12 /* pairs of inputs that weights are fetched ahead */
+#define BLOCK 96 /* rows that stay in the second cache beside a tile's weights */
 
 /* sum + w[even] * x[even] + w[odd] * x[odd], in each of sixteen lanes. */
 INLINE vec multiply_add(vec sum, uvec weights, uint32_t pair) {
@@ -40,17 +41,10 @@ INLINE vec multiply_add(vec sum, uvec weights, uint32_t pair) {
 #endif
 }
 
-INLINE uint16_t to_bfloat16(float f) { /* to nearest, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 /* One tile: `rows` rows times `panels` blocks of outputs. */
 INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, int64_t pairs,
-                 const float *bias, void *out, int64_t out_stride, int64_t width, int rows,
-                 int panels, int to_float) {
+                 const float *bias, uint16_t *out, int64_t out_stride, int64_t width, int rows,
+                 int panels) {
     vec sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) sum[r][p] = splat(0);
@@ -70,13 +64,10 @@ INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, in
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) {
             int64_t left = width - p * LANES;
-            vec s = sum[r][p];
             int64_t n = left < LANES ? left : LANES;
-            for (int64_t i = 0; i < n; i++) {
-                float value = s[i] + (bias != NULL ? bias[p * LANES + i] : 0.0f);
-                if (to_float) ((float *)out)[r * out_stride + p * LANES + i] = value;
-                else ((uint16_t *)out)[r * out_stride + p * LANES + i] = to_bfloat16(value);
-            }
+            uint16_t *to = out + r * out_stride + p * LANES;
+            for (int64_t i = 0; i < n; i++)
+                to[i] = to_bfloat16(sum[r][p][i] + (bias != NULL ? bias[p * LANES + i] : 0.0f));
         }
 }
 
@@ -91,49 +82,44 @@ INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, in
     }
 
 INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed, int64_t pairs,
-                     const float *bias, void *out, int64_t out_stride, int64_t width, int rows,
-                     int panels, int to_float) {
+                     const float *bias, uint16_t *out, int64_t out_stride, int64_t width, int rows,
+                     int panels) {
     if (panels == PANELS) {
-#define CALL(n) tile(x, x_stride, packed, pairs, bias, out, out_stride, width, n, PANELS, to_float)
+#define CALL(n) tile(x, x_stride, packed, pairs, bias, out, out_stride, width, n, PANELS)
         FOR_ROWS(rows, CALL)
 #undef CALL
     } else {
         for (int p = 0; p < panels; p++) {
             const uint16_t *block = packed + p * pairs * 2 * LANES;
             const float *b = bias == NULL ? NULL : bias + p * LANES;
-            void *to = to_float ? (void *)((float *)out + p * LANES)
-                                : (void *)((uint16_t *)out + p * LANES);
-#define CALL(n) tile(x, x_stride, block, pairs, b, to, out_stride, width - p * LANES, n, 1, to_float)
+#define CALL(n)                                                                                    \
+    tile(x, x_stride, block, pairs, b, out + p * LANES, out_stride, width - p * LANES, n, 1)
             FOR_ROWS(rows, CALL)
 #undef CALL
         }
     }
 }
 
-/* out[row][o] = sum over i of x[row][i] * weight[o][i] + bias[o]. x is bfloat16, dense rows; out is bfloat16
- * or float32, dense rows of `outputs`. */
+/* out[row][o] = sum over i of x[row][i] * weight[o][i] + bias[o], rounded once to bfloat16. Rows are dense. */
 void linear_bfloat16(const uint16_t *x, int64_t rows, int64_t inputs, const uint16_t *packed,
-                     const float *bias, int64_t outputs, void *out, int32_t to_float,
-                     int32_t threads) {
+                     const float *bias, int64_t outputs, uint16_t *out, int32_t threads) {
     int64_t pairs = inputs / 2, blocks = (outputs + LANES - 1) / LANES;
     int64_t groups = (blocks + PANELS - 1) / PANELS;
     (void)threads;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t g = 0; g < groups; g++) {
-        int64_t first = g * PANELS;
-        int panels = (int)(blocks - first < PANELS ? blocks - first : PANELS);
-        const uint16_t *panel = packed + first * pairs * 2 * LANES;
-        const float *b = bias == NULL ? NULL : bias + first * LANES;
-        for (int64_t r = 0; r < rows; r += ROWS) {
-            int count = (int)(rows - r < ROWS ? rows - r : ROWS);
-            int64_t at = r * outputs + first * LANES;
-            void *to = to_float ? (void *)((float *)out + at) : (void *)((uint16_t *)out + at);
-            if (to_float)
-                tile_any(x + r * inputs, inputs, panel, pairs, b, to, outputs,
-                         outputs - first * LANES, count, panels, 1);
-            else
-                tile_any(x + r * inputs, inputs, panel, pairs, b, to, outputs,
-                         outputs - first * LANES, count, panels, 0);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (int64_t start = 0; start < rows; start += BLOCK) {
+        int64_t end = start + BLOCK < rows ? start + BLOCK : rows;
+#pragma omp for schedule(static) nowait
+        for (int64_t g = 0; g < groups; g++) {
+            int64_t first = g * PANELS;
+            int panels = (int)(blocks - first < PANELS ? blocks - first : PANELS);
+            const uint16_t *panel = packed + first * pairs * 2 * LANES;
+            const float *b = bias == NULL ? NULL : bias + first * LANES;
+            for (int64_t r = start; r < end; r += ROWS) {
+                int count = (int)(end - r < ROWS ? end - r : ROWS);
+                tile_any(x + r * inputs, inputs, panel, pairs, b, out + r * outputs + first * LANES,
+                         outputs, outputs - first * LANES, count, panels);
+            }
         }
     }
 }

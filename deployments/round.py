@@ -105,6 +105,7 @@ class Generation:
         self._beside: frozenset[str] = frozenset()
         self._choice = Choice(records, request.speculation.auto)
         self._told: frozenset[str] = frozenset()
+        self._expected: frozenset[str] = frozenset()
         self._committed_at: dict[int, float] = {}
         self._offers: dict[str, m.Proposal] = {}
         self._draft_lost = asyncio.Event()
@@ -151,7 +152,7 @@ class Generation:
         since = self._committed_at.get(proposal.base_len)
         delay_s = None if since is None else time.monotonic() - since
         self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
-        if proposal.drafter not in self._choice.asked:
+        if proposal.drafter not in self._expected:
             return
         self._offers[proposal.drafter] = proposal
         tree = TokenTree()
@@ -163,7 +164,7 @@ class Generation:
             else:
                 tree = tree.merge(rest)
         answered = {d for d, o in self._offers.items() if o.base_len == len(self._tokens)}
-        partial = not self._choice.asked <= answered
+        partial = not self._expected <= answered
         if not partial:
             self._patience.proposed()
         if tree or not partial:
@@ -218,7 +219,10 @@ class Generation:
         self._draft_lost.set()
 
     def _tell_drafters(self, committed: m.Committed) -> None:
-        """What was committed, and who is to propose; those beside the target know the first already."""
+        """What was committed, and who is to propose.
+
+        Those beside the target know the first already; whom it asked, it says.
+        """
         asked = self._choice.asked
         if self._draft is not None:
             features = () if committed.features is None else (committed.features,)
@@ -226,12 +230,14 @@ class Generation:
         if asked & self._beside != self._told:
             self._told = asked & self._beside
             self._target.send(m.Asked(self._told))
-        for drafter in self._offers.keys() - asked:
+        self._expected = (asked - self._beside) | (committed.asked & self._choice.drafters)
+        for drafter in self._offers.keys() - self._expected:
             del self._offers[drafter]
         self._committed_at = {len(self._tokens): time.monotonic()} | {
             base: at for base, at in self._committed_at.items() if base > len(self._tokens) - 64
         }
-        self._set_patience(self._patience.committed(committed) if asked else self._patience.lost())
+        worth = self._patience.committed(committed)
+        self._set_patience(worth if self._expected else self._patience.lost())
 
     async def _wait_for_news(self) -> None:
         try:
@@ -293,10 +299,12 @@ class Generation:
 
     def _join(self, drafters: frozenset[str]) -> None:
         self._choice.join(drafters)
+        self._expected |= drafters
         self.stats.drafter = "+".join(sorted(self._choice.drafters))
 
     def _lose(self, drafters: Iterable[str]) -> None:
         self._choice.lose(drafters)
+        self._expected &= self._choice.drafters
         for drafter in self._offers.keys() - self._choice.drafters:
             del self._offers[drafter]
         if not self._choice.drafters:

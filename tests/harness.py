@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from deployments import round as round_module
 from deployments.choice import Records
@@ -24,6 +25,7 @@ from workers.checkpoint import FeatureKind
 from workers.draft.config import DraftConfig, DrafterConfig, EagleConfig, LookupConfig
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
+from workers.engine.rows import RowBatch
 from workers.request import SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
@@ -115,6 +117,15 @@ class PatientPatience:
         return 0.0
 
 
+class PatientGeneration(Generation):
+    """Waits for its drafters from the first token on: a tiny target would be done before they come."""
+
+    def _open_target(self, lease_id: str) -> m.OpenTarget:
+        opened = super()._open_target(lease_id)
+        patience = 10_000.0 if self.request.speculation.enabled else 0.0
+        return dataclasses.replace(opened, patience_ms=patience)
+
+
 class ReplayDrafter:
     """Drafts from known answers, with mistakes of a chosen style.
 
@@ -183,8 +194,13 @@ class Harness:
     """Runs generations against one target and one draft worker."""
 
     def __init__(
-        self, targets: LocalPool, drafts: LocalPool, drafters: Mapping[str, Drafter | None]
+        self,
+        targets: LocalPool,
+        drafts: LocalPool,
+        drafters: Mapping[str, Drafter | None],
+        patient: bool,
     ) -> None:
+        self._generation = PatientGeneration if patient else Generation
         self.targets = targets
         self.drafts = drafts
         self.drafters = drafters
@@ -246,7 +262,7 @@ class Harness:
         return answer
 
     def generation(self, request: GenerationRequest) -> Generation:
-        return Generation(
+        return self._generation(
             request,
             self.targets,
             self.drafts,
@@ -274,6 +290,17 @@ class Harness:
             "sessions beside the target": self.target._beside.num_sessions,
         }
         return {name: count for name, count in counts.items() if count}
+
+
+def _slow_down(worker: TargetWorker) -> None:
+    """Give a tiny target's steps the length of a small model's: else it is done before anyone drafts."""
+    forward = worker._model.forward
+
+    def slow(batch: RowBatch) -> torch.Tensor:
+        time.sleep(0.002)
+        return forward(batch)
+
+    worker._model.forward = slow  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager
@@ -338,10 +365,10 @@ async def harness(
     original = round_module.Patience
     if patient:
         round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
+        _slow_down(target_worker)
     try:
-        yield Harness(
-            targets, drafts, {**(made or {config.name: None for config in configs}), **beside}
-        )
+        named = made or {config.name: None for config in configs}
+        yield Harness(targets, drafts, {**named, **beside}, patient)
     finally:
         round_module.Patience = original  # type: ignore[misc]
         await targets.close()

@@ -212,6 +212,9 @@ async def test_k1_k6_with_a_trained_head(place: str, version: str, dtype: str) -
         for answer, expected in zip(together, alone, strict=True):
             answer.same_as(expected)
         assert_saw_everything(together)
+        # Of the long prompt, too, which is beyond the window.
+        assert len(PROMPTS[2]) > 64
+        assert all(answer.stats.draft_tokens > 50 for answer in together)
         # The prompts were cached by then: their features with them.
         assert h.target._prefix_cache is not None
         assert h.target._prefix_cache.hits

@@ -95,7 +95,7 @@ async def test_a_draft_connection_that_breaks_mid_answer() -> None:
 
 
 async def test_no_draft_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with harness(tiny.llama(), ReplayDrafter("true", VOCAB)) as h:
+    async with harness(tiny.llama(), ReplayDrafter("true", VOCAB), patient=False) as h:
         request, off = await plain_answer(h)
 
         @contextlib.asynccontextmanager

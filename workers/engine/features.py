@@ -48,5 +48,6 @@ class FeatureTap:
 
 
 def entered_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose inputs EAGLE-3 reads."""
-    return (2, num_layers // 2, num_layers - 3)
+    """The layers whose inputs EAGLE-3 reads, ascending."""
+    first, second, third = sorted((2, num_layers // 2, num_layers - 3))
+    return first, second, third

@@ -348,6 +348,7 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
             step_rows=message.timings.step_rows,
         ),
         features=None if message.features is None else _encode_features(message.features),
+        asked=sorted(message.asked),
     )
 
 
@@ -365,6 +366,7 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
             message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
         ),
         features=_decode_features(message.features) if message.HasField("features") else None,
+        asked=frozenset(message.asked),
     )
 
 

@@ -138,7 +138,7 @@ class TargetTimings:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Tokens that became part of the answer."""
+    """Tokens that became part of the answer; `asked` are the drafters beside that propose on it."""
 
     base_len: int
     tokens: tuple[int, ...]
@@ -150,6 +150,7 @@ class Committed:
     logprobs: tuple[TokenLogprobs, ...] = ()
     timings: TargetTimings = TargetTimings()
     features: Features | None = None
+    asked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

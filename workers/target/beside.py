@@ -1,6 +1,6 @@
 """Drafters in the target's own process: they read features where they are, and only trees leave it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from workers.draft.group import GroupSession
 from workers.rpc import messages as m
@@ -9,11 +9,14 @@ from workers.rpc import messages as m
 class BesideSession:
     """The drafters of one answer beside its target; told of commits on the target's thread.
 
-    `asked` are the names that propose, None for all; it is set from the event loop.
+    `asked` are the names that propose from the next commit on; it is set from the event loop. `told` are
+    those that propose on the last one.
     """
 
-    def __init__(self, drafting: GroupSession, feature_window: int) -> None:
-        self.asked: frozenset[str] | None = None
+    def __init__(
+        self, drafting: GroupSession, drafters: Iterable[str], feature_window: int
+    ) -> None:
+        self.asked = self.told = frozenset(drafters)
         self._drafting = drafting
         self._window = feature_window
         self._begun = False
@@ -30,7 +33,8 @@ class BesideSession:
     ) -> None:
         """Tokens became part of the answer; the drafters hear of it with `tell`."""
         self._begun = True
-        self._news = m.Commit(base_len, tuple(tokens), tuple(features), self.asked)
+        self.told = self.asked
+        self._news = m.Commit(base_len, tuple(tokens), tuple(features), self.told)
 
     def tell(self) -> None:
         """Tell the drafters what is new: after the coordinator was, or proposals overtake their commit."""

@@ -209,7 +209,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             max_len=request.prompt_len + request.stopping.max_tokens,
         )
         window = self._beside.feature_window(request.drafters)
-        return BesideSession(self._beside.open(opened, send), window)
+        return BesideSession(self._beside.open(opened, send), request.drafters, window)
 
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         self._on_event_loop(lambda: _deliver(results))

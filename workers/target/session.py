@@ -206,6 +206,7 @@ class TargetSession:
             text=text,
             held_back=self._stops.held_back,
             logprobs=tuple(logprobs),
+            asked=frozenset() if self.beside is None else self.beside.told,
             features=self._features(base_len - 1, self.kv.length)[0]
             if self._sends_features
             else None,

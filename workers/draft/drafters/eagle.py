@@ -55,7 +55,9 @@ class EagleDrafter(TreeDrafter[EagleSession]):
     ) -> None:
         super().__init__(runner.pool(num_slots), runner.max_length, runner.ids, width, steps, floor)
         self.vocabulary_fingerprint = vocabulary_fingerprint
-        self.feature_window = window
+        # The first row of the window reads the state before it.
+        self.feature_window = window + 1
+        self._window = window
         self.feature_kind = runner.feature_kind
         self._runner = runner
 
@@ -76,7 +78,7 @@ class EagleDrafter(TreeDrafter[EagleSession]):
         """See TreeDrafter."""
         if not session.tokens:
             # The first position has no state before it: the head begins with the second at the earliest.
-            session.start = max(1, len(session.pending) - self.feature_window)
+            session.start = max(1, len(session.pending) - self._window)
         session.tokens += session.pending
         if session.pending:
             session.tree = Grown()

@@ -108,7 +108,8 @@ int decoder_step(const decoder *d, const sequence *sequences, int32_t num_sequen
     int failed = 0, entered = 0;
     for (int32_t l = 0; l < d->layers && !failed; l++) {
         const layer_weights *w = &d->weights[l];
-        if (tap->to != NULL && tap->width == 3 * hidden && entered < 3 && tap->entered[entered] == l) {
+        while (tap->to != NULL && tap->width == 3 * hidden && entered < 3 &&
+               tap->entered[entered] == l) {
             for (int64_t r = 0; r < rows; r++)
                 memcpy(tap->to + r * tap->width + entered * hidden, x + r * hidden, 2 * hidden);
             entered++;

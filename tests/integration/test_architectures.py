@@ -13,7 +13,8 @@ from tests.integration.test_surface import SharedNoise
 from workers import sampling, verification
 from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
-from workers.engine.model import Model
+from workers.engine.model import Model, ModuleRunner
+from workers.engine.native.decoder import NativeDecoder
 from workers.engine.rows import RowBatch, SequenceRows
 from workers.engine.support import UnsupportedModel
 from workers.request import SamplingParams
@@ -166,3 +167,43 @@ def test_a_row_has_the_same_bits_for_1_to_64_rows(name: str, dtype: str) -> None
         assert torch.equal(logits[place : place + 24], reference[:24]), neighbours
         for sequence in (kv, *kept):
             sequence.free()
+
+
+NATIVE = ["llama", "llama tied", "mistral window", "qwen2", "qwen2 window", "qwen3"]
+
+
+@pytest.mark.parametrize("kind", ["last", "three"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_native_decoder_says_what_the_modules_say(
+    name: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same values, rounded at the same places; only sums over a row's squares have another order."""
+    rng = random.Random(7)
+    tokens = [rng.randrange(zoo.VOCAB) for _ in range(90)]
+    made = []
+    for native in (True, False):
+        if not native:
+            monkeypatch.setattr(NativeDecoder, "serves", lambda module, shape: False)
+        model = load_model(zoo.folder(name), "bfloat16")
+        assert isinstance(model.runner, NativeDecoder if native else ModuleRunner)
+        model.keep_features(kind)
+        kv, logits = prefill(model, model.pool(1024), tokens, [1, 40, 49])
+        made.append((logits, kv.features[: len(tokens)].float()))
+    for ours, theirs in zip(*made, strict=True):
+        distance = (ours - theirs).norm(dim=1) / theirs.norm(dim=1)
+        assert float(distance.max()) < 0.02
+    same = (made[0][0].argmax(1) == made[1][0].argmax(1)).float().mean()
+    assert float(same) > 0.95
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_do_not_change_the_native_decoders_bits(threads: int) -> None:
+    model = load_model(zoo.folder("llama"), "bfloat16")
+    before, made = torch.get_num_threads(), []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            made.append(prefill(model, model.pool(1024), list(range(5, 95)), [3, 87])[1])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made[0], made[1])

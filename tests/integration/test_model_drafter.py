@@ -147,6 +147,24 @@ def test_the_cache_follows_the_answer_through_hits_and_misses() -> None:
     assert grown._pool.free_slots == grown._pool.num_slots
 
 
+@pytest.mark.parametrize("max_nodes", [3, 8, 20])
+def test_what_is_not_looked_behind_could_not_have_been_sent(
+    max_nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leaf below the bar has no child above it: the proposal is the same, with fewer rows."""
+    folder = tiny.llama()
+    proposals, rows = [], []
+    for barred in (True, False):
+        if not barred:
+            monkeypatch.setattr(Grown, "bar", lambda self, count: 0.0)
+        made = drafter(folder, width=64, steps=4)
+        made.open(1, PROMPTS[0], SamplingParams(temperature=1.0, seed=2))
+        proposals.append(made.propose([Ask(1, max_nodes, 6, False)])[0])
+        rows.append(len(made._sessions[1].tree.row_parents))
+    assert proposals[0] == proposals[1]
+    assert rows[0] < rows[1]
+
+
 async def test_drafting_stops_at_the_drafts_own_limits() -> None:
     """Kind (f): its context, and its cache."""
     short = tiny.llama(0, max_position_embeddings=64)

@@ -5,6 +5,7 @@ proposed but were not looked behind. On a commit the tree is re-rooted: what han
 path stays (DySpec, arXiv 2410.11744; SwiftSpec, arXiv 2506.11309).
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,12 @@ class Grown:
         ]
         leaves.sort(key=lambda node: (-self.scores[node], node))
         return leaves[:width]
+
+    def bar(self, count: int) -> float:
+        """The score of the `count`-th best node, 0 if there are fewer: what hangs under worse is not sent."""
+        if len(self.scores) < count:
+            return 0.0
+        return heapq.nlargest(count, self.scores)[-1] if count else 1.0
 
     def place(self, node: int) -> int:
         """Give a node the next scratch row: it is about to be expanded."""

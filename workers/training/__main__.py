@@ -65,14 +65,14 @@ def main(arguments: Sequence[str]) -> int:
         elif options.command == "evaluate":
             _evaluate(options)
         else:
-            _train(options, arguments)
+            _train(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _train(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+def _train(options: argparse.Namespace) -> None:
     corpus = Corpus(options.corpus, options.max_length)
     texts = range(min(len(corpus), options.texts or len(corpus)))
     if len(texts) <= options.held_out:
@@ -126,7 +126,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         "vocabulary_coverage": round(float(counts[vocabulary].sum() / counts.sum()), 4),
     }
     trained = sum(parameter.numel() for parameter in learner.parameters())
-    write_recipe(options.out, arguments, description, trained, trainer.curve)
+    write_recipe(options.out, vars(options), description, trained, trainer.curve)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

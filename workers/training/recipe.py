@@ -4,7 +4,6 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -17,14 +16,14 @@ _PACKAGES: Final = ("torch", "transformers", "numpy", "safetensors")
 
 def write_recipe(
     folder: Path,
-    arguments: Sequence[str],
+    options: dict[str, Any],
     corpus: dict[str, Any],
     trained_parameters: int,
     curve: list[dict[str, Any]],
 ) -> None:
-    """Write recipe.json beside a checkpoint's weights."""
+    """Write recipe.json beside a checkpoint's weights; of paths only names are kept."""
     content = {
-        "command": ["python", "-m", "workers.training", *arguments],
+        "options": {name: _told(value) for name, value in options.items()},
         "commit": _commit(),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -34,6 +33,12 @@ def write_recipe(
         "curve": curve,
     }
     (folder / RECIPE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.name
+    return [_told(part) for part in value] if isinstance(value, list) else value
 
 
 def file_digest(file: Path) -> str:

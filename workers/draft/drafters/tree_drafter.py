@@ -1,5 +1,6 @@
 """What drafters with a model have in common: caches that follow the answers, and trees that grow in them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Final, Generic, TypeVar
@@ -151,7 +152,9 @@ class TreeDrafter(ABC, Generic[SessionT]):
             if session.exhausted:
                 continue
             tree = session.tree
-            nodes = sorted(tree.frontier(self._width, self._floor, ask.max_depth))
+            # A child is never likelier than its parent: behind nodes below the bar there is nothing to find.
+            bar = max(self._floor, math.nextafter(tree.bar(ask.max_nodes), math.inf))
+            nodes = sorted(tree.frontier(self._width, bar, ask.max_depth))
             first = len(tree.row_parents)
             if not nodes or not self._reserve(session, first + len(nodes)):
                 continue

@@ -108,8 +108,6 @@ class Choice:
 
     def proposed(self, drafter: str, base_len: int, tree: TokenTree, delay_s: float | None) -> None:
         """A drafter has proposed; `delay_s` is None where it was not the answer to one commit."""
-        if not self._auto:
-            return
         if not self._rounds or self._rounds[-1].base_len != base_len:
             self._rounds = [*self._rounds[-3:], _Round(base_len)]
         self._rounds[-1].trees[drafter] = tree
@@ -119,13 +117,25 @@ class Choice:
 
     def committed(self, tokens: Sequence[int], step_s: float, drafted: bool) -> None:
         """All committed tokens, after a round that took `step_s` on the target; decides who is asked."""
-        if not self._auto:
-            return
         for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
             step = records.drafted_step if drafted else records.plain_step
             step.observe(step_s, rate)
         self._judge(tokens)
-        self._decide()
+        if self._auto:
+            self._decide()
+
+    def worth_s(self) -> float | None:
+        """How long the target may wait for those that are asked before it loses by it, in seconds.
+
+        What they are expected to reach saves steps, and their rows make the step longer. None if that is not
+        known yet.
+        """
+        reach = self._own.reach.get(self.asked)
+        drafted = self._own.drafted_step.value
+        if reach is None or reach.value is None or drafted is None:
+            return None
+        plain = self._own.plain_step.value or drafted
+        return max(0.0, reach.value * plain - max(0.0, drafted - plain))
 
     def _judge(self, tokens: Sequence[int]) -> None:
         left = []

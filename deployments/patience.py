@@ -5,30 +5,30 @@ import time
 from workers.rpc import messages as m
 
 _SMOOTHING = 0.2
-_FIRST_GUESS = 1.0
 
 
 class Patience:
     """The patience of one session, in milliseconds.
 
-    A proposal is worth the time of the steps that it saves: the tokens that a round lately accepted,
-    times the time of a step. Where proposals take longer than that, the target does not wait at all; a
-    late proposal is still used in a later round if it fits.
+    A proposal is worth the time of the steps that it saves. Where proposals take longer than that, the target
+    does not wait at all; a late proposal is still used in a later round if it fits.
     """
 
     def __init__(self, max_ms: float) -> None:
         self._max_ms = max_ms
-        self._gain = _FIRST_GUESS
         self._delay_ms = 0.0
         self._committed_at: float | None = None
         self._current = 0.0
 
-    def committed(self, committed: m.Committed) -> float | None:
-        """A round is over; the new patience if it changed enough to be sent, else None."""
-        self._gain += _SMOOTHING * (committed.accepted - self._gain)
+    def committed(self, committed: m.Committed, worth_s: float | None) -> float | None:
+        """A round is over; the new patience if it changed enough to be sent, else None.
+
+        `worth_s` is what the next proposal is worth; a step, as long as it is not known.
+        """
         self._committed_at = time.monotonic()
-        worth = min(self._max_ms, self._gain * committed.timings.step_ns / 1e6)
-        return self._change(worth if self._delay_ms < worth else 0.0)
+        worth_ms = committed.timings.step_ns / 1e6 if worth_s is None else worth_s * 1000
+        worth_ms = min(self._max_ms, worth_ms)
+        return self._change(worth_ms if self._delay_ms < worth_ms else 0.0)
 
     def proposed(self) -> None:
         """The answer to the last commit arrived."""

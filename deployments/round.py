@@ -236,7 +236,7 @@ class Generation:
         self._committed_at = {len(self._tokens): time.monotonic()} | {
             base: at for base, at in self._committed_at.items() if base > len(self._tokens) - 64
         }
-        worth = self._patience.committed(committed)
+        worth = self._patience.committed(committed, self._choice.worth_s())
         self._set_patience(worth if self._expected else self._patience.lost())
 
     async def _wait_for_news(self) -> None:

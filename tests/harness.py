@@ -105,7 +105,7 @@ class PatientPatience:
     def __init__(self, max_ms: float) -> None:
         self._told = False
 
-    def committed(self, committed: m.Committed) -> float | None:
+    def committed(self, committed: m.Committed, worth_s: float | None) -> float | None:
         told, self._told = self._told, True
         return None if told else 10_000.0
 

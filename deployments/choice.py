@@ -124,6 +124,11 @@ class Choice:
         if self._auto:
             self._decide()
 
+    def delay_s(self) -> float:
+        """How long those that are asked take to propose, the slowest of them, in seconds; 0 if unknown."""
+        delays = (self._own.delay[d].value for d in self.asked if d in self._own.delay)
+        return max((delay for delay in delays if delay is not None), default=0.0)
+
     def worth_s(self) -> float | None:
         """How long the target may wait for those that are asked before it loses by it, in seconds.
 

@@ -7,7 +7,8 @@ peer is passed on at once from where it arrives, so no await on one peer stands 
     the target verifies and commits     →  the drafter hears what is new     (commit)
                                         →  the client gets it                (emit)
 
-Drafters are on a draft worker or beside the target; those hear of commits on the spot.
+Drafters are on a draft worker or beside the target; those hear of commits and propose on the spot, and tell
+what they propose here as well.
 Losing every drafter changes nothing but the speed.
 """
 
@@ -104,7 +105,7 @@ class Generation:
         self._draft: Channel | None = None
         self._beside: frozenset[str] = frozenset()
         self._choice = Choice(records, request.speculation.auto)
-        self._told: frozenset[str] = frozenset()
+        self._told: tuple[frozenset[str], bool] = (frozenset(), True)
         self._expected: frozenset[str] = frozenset()
         self._committed_at: dict[int, float] = {}
         self._offers: dict[str, m.Proposal] = {}
@@ -124,7 +125,7 @@ class Generation:
             self._vocabulary = lease.connection.info.vocabulary_fingerprint
             self._beside = self._usable(lease.connection.info)
             self._join(self._beside)
-            self._told = self._beside
+            self._told = (self._beside, True)
             self._target = lease.connection.open(
                 self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
             )
@@ -151,6 +152,9 @@ class Generation:
         self.stats.proposed(proposal)
         since = self._committed_at.get(proposal.base_len)
         delay_s = None if since is None else time.monotonic() - since
+        if proposal.drafter in self._beside:
+            # The target has it already; what counts is how long it took there.
+            delay_s = (proposal.wait_ns + proposal.draft_ns) / 1e9
         self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
         if proposal.drafter not in self._expected:
             return
@@ -165,8 +169,6 @@ class Generation:
                 tree = tree.merge(rest)
         answered = {d for d, o in self._offers.items() if o.base_len == len(self._tokens)}
         partial = not self._expected <= answered
-        if not partial:
-            self._patience.proposed()
         if tree or not partial:
             self._target.send(m.Propose(len(self._tokens), tree, partial))
 
@@ -227,17 +229,23 @@ class Generation:
         if self._draft is not None:
             features = () if committed.features is None else (committed.features,)
             self._draft.send(m.Commit(committed.base_len, committed.tokens, features, asked))
-        if asked & self._beside != self._told:
-            self._told = asked & self._beside
-            self._target.send(m.Asked(self._told))
-        self._expected = (asked - self._beside) | (committed.asked & self._choice.drafters)
+        told = (asked & self._beside, bool(asked - self._beside))
+        if self._beside and told != self._told:
+            self._told = told
+            self._target.send(m.Asked(*told))
+        self._expected = asked - self._beside
         for drafter in self._offers.keys() - self._expected:
             del self._offers[drafter]
         self._committed_at = {len(self._tokens): time.monotonic()} | {
             base: at for base, at in self._committed_at.items() if base > len(self._tokens) - 64
         }
-        worth = self._patience.committed(committed, self._choice.worth_s())
-        self._set_patience(worth if self._expected else self._patience.lost())
+        if asked:
+            worth_s = self._choice.worth_s()
+            if worth_s is None:
+                worth_s = committed.timings.step_ns / 1e9
+            self._set_patience(self._patience.committed(worth_s, self._choice.delay_s()))
+        else:
+            self._set_patience(self._patience.lost())
 
     async def _wait_for_news(self) -> None:
         try:
@@ -299,7 +307,7 @@ class Generation:
 
     def _join(self, drafters: frozenset[str]) -> None:
         self._choice.join(drafters)
-        self._expected |= drafters
+        self._expected = self._choice.asked - self._beside
         self.stats.drafter = "+".join(sorted(self._choice.drafters))
 
     def _lose(self, drafters: Iterable[str]) -> None:

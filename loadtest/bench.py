@@ -100,7 +100,12 @@ class Answers:
 
 
 def ask(
-    client: httpx.Client, number: int, prompt: Prompt, setting: Setting, options: argparse.Namespace
+    client: httpx.Client,
+    number: int,
+    prompt: Prompt,
+    setting: Setting,
+    options: argparse.Namespace,
+    max_tokens: int | None = None,
 ) -> Sample:
     """One answer of the server."""
     speculation: dict[str, Any] = {"enabled": bool(setting.rows), "stats": True}
@@ -111,7 +116,7 @@ def ask(
         }
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt.text}],
-        "max_tokens": options.max_tokens,
+        "max_tokens": max_tokens or options.max_tokens,
         "temperature": options.temperature,
         "seed": 1,
         "return_token_ids": True,
@@ -150,6 +155,8 @@ def measure(
             ask(client, 0, prompts[0], setting, options)  # warm-up
         with tqdm(total=len(prompts) * len(settings), unit="answer") as bar:
             for number, prompt in enumerate(prompts):
+                # Later answers find the prompt in the prefix cache: so must the first.
+                ask(client, number, prompt, settings[0], options, max_tokens=1)
                 turn = number % len(settings)
                 for setting in (*settings[turn:], *settings[:turn]):
                     if (setting.name, number) not in answers.samples:

@@ -374,17 +374,19 @@ class FeaturesWanted(_message.Message):
     def __init__(self, first_position: _Optional[int] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("drafters",)
+    __slots__ = ("drafters", "elsewhere")
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     drafters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, drafters: _Optional[_Iterable[str]] = ...) -> None: ...
+    elsewhere: bool
+    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "calibration", "timings", "features", "held_back", "asked")
+    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "calibration", "timings", "features", "held_back")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -397,7 +399,6 @@ class Committed(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
@@ -410,8 +411,7 @@ class Committed(_message.Message):
     timings: TargetTimings
     features: Features
     held_back: str
-    asked: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")

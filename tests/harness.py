@@ -105,12 +105,9 @@ class PatientPatience:
     def __init__(self, max_ms: float) -> None:
         self._told = False
 
-    def committed(self, committed: m.Committed, worth_s: float | None) -> float | None:
+    def committed(self, worth_s: float, delay_s: float) -> float | None:
         told, self._told = self._told, True
         return None if told else 10_000.0
-
-    def proposed(self) -> None:
-        pass
 
     def lost(self) -> float | None:
         self._told = False
@@ -205,6 +202,7 @@ class Harness:
         self.drafts = drafts
         self.drafters = drafters
         self.records = Records()
+        self.max_patience_ms = 1000.0
 
     @property
     def target(self) -> TargetWorker:
@@ -266,7 +264,7 @@ class Harness:
             request,
             self.targets,
             self.drafts,
-            max_patience_ms=1000,
+            max_patience_ms=self.max_patience_ms,
             records=self.records,
         )
 
@@ -326,6 +324,7 @@ async def harness(
     folder: Path,
     drafter: Drafter | Mapping[str, Drafter] | EagleConfig,
     patient: bool = True,
+    slow: bool = True,
     beside: Mapping[str, Drafter] | None = None,
     **target: object,
 ) -> AsyncIterator[Harness]:
@@ -365,6 +364,7 @@ async def harness(
     original = round_module.Patience
     if patient:
         round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
+    if slow:
         _slow_down(target_worker)
     try:
         named = made or {config.name: None for config in configs}

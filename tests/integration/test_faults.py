@@ -40,6 +40,7 @@ async def test_late_proposals_are_rebased_on_what_was_committed_meanwhile() -> N
     drafter = ReplayDrafter("true", VOCAB)
     drafter.delay_s = 0.004
     async with harness(tiny.llama(), drafter, patient=False) as h:
+        h.max_patience_ms = 0.0
         request, off = await plain_answer(h)
         answer = await h.generate(request)
         for _ in range(20):

@@ -146,3 +146,18 @@ def test_of_many_drafters_not_every_set_is_weighed() -> None:
         choice.proposed(str(n), 0, TokenTree.chain([n], [0.5]), 0.001)
     choice.committed([3, 3], STEP, True)
     assert len(choice._own.reach) == 9
+
+
+def test_waiting_is_worth_the_steps_that_it_saves() -> None:
+    choice = Choice(Records(), auto=False)
+    choice.join(["a", "b"])
+    assert choice.worth_s() is None
+    assert choice.delay_s() == 0.0
+    choice.committed([1], 0.010, False)
+    for base in range(1, 60):
+        for name, delay in (("a", 0.002), ("b", 0.007)):
+            choice.proposed(name, base, TokenTree.chain([base, 101], [0.5] * 2), delay)
+        choice.committed([*range(base + 1)], 0.012, True)
+    # Each round one token is reached: it saves a plain step, and costs what its rows add.
+    assert choice.worth_s() == pytest.approx(0.010 - 0.002, rel=0.1)
+    assert choice.delay_s() == pytest.approx(0.007, rel=0.1)

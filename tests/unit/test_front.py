@@ -118,23 +118,15 @@ def test_statistics_by_depth() -> None:
     assert total.rounds == 8
 
 
-def test_patience_is_what_a_proposal_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("deployments.patience.time.monotonic", lambda: clock[0])
-    patience = Patience(max_ms=1000)
-
-    def round_(accepted: int, delay_ms: float) -> float | None:
-        told = patience.committed(committed(accepted, 1, 1))
-        clock[0] += delay_ms / 1000
-        patience.proposed()
-        return told
-
-    told = [round_(2, 1.0) for _ in range(20)]
-    assert max(t for t in told if t is not None) == pytest.approx(40, rel=0.2)
-    # Nothing is accepted any more: waiting is worth ever less.
-    told = [round_(0, 1.0) for _ in range(30)]
-    assert [t for t in told if t is not None][-1] == 0.0
-    # The drafter is good again but takes longer than it saves.
-    told = [round_(1, 100.0) for _ in range(30)]
-    assert [t for t in told if t is not None][-1:] in ([], [0.0])
+def test_patience_is_what_a_proposal_is_worth() -> None:
+    patience = Patience(max_ms=50)
+    assert patience.committed(worth_s=0.02, delay_s=0.0) == 20.0
+    # Small changes are not told.
+    assert patience.committed(worth_s=0.022, delay_s=0.0) is None
+    assert patience.committed(worth_s=0.2, delay_s=0.01) == 50.0
+    # What takes longer than it saves is not waited for.
+    assert patience.committed(worth_s=0.01, delay_s=0.011) == 0.0
+    assert patience.committed(worth_s=0.01, delay_s=0.012) is None
+    assert patience.committed(worth_s=0.01, delay_s=0.005) == 10.0
+    assert patience.lost() == 0.0
     assert patience.lost() is None

@@ -348,7 +348,6 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
             step_rows=message.timings.step_rows,
         ),
         features=None if message.features is None else _encode_features(message.features),
-        asked=sorted(message.asked),
     )
 
 
@@ -366,7 +365,6 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
             message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
         ),
         features=_decode_features(message.features) if message.HasField("features") else None,
-        asked=frozenset(message.asked),
     )
 
 
@@ -484,7 +482,7 @@ _ENCODERS: Final[dict[type, Encoder]] = {
     ),
     m.Features: _encode_features,
     m.FeaturesWanted: lambda x: pb.FeaturesWanted(first_position=x.first_position),
-    m.Asked: lambda x: pb.Asked(drafters=sorted(x.drafters)),
+    m.Asked: lambda x: pb.Asked(drafters=sorted(x.drafters), elsewhere=x.elsewhere),
     m.Proposal: _encode_proposal,
 }
 
@@ -506,6 +504,6 @@ _DECODERS: Final[dict[type, Decoder]] = {
     ),
     m.Features: _decode_features,
     m.FeaturesWanted: lambda x: m.FeaturesWanted(x.first_position),
-    m.Asked: lambda x: m.Asked(frozenset(x.drafters)),
+    m.Asked: lambda x: m.Asked(frozenset(x.drafters), x.elsewhere),
     m.Proposal: _decode_proposal,
 }

@@ -89,9 +89,13 @@ class FeaturesWanted:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Tells a target which of the drafters beside it are to propose from the next commit on."""
+    """Tells a target which of the drafters beside it are to propose from the next commit on.
+
+    `elsewhere` says whether others do: else it waits for none of them.
+    """
 
     drafters: frozenset[str]
+    elsewhere: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ class TargetTimings:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Tokens that became part of the answer; `asked` are the drafters beside that propose on it."""
+    """Tokens that became part of the answer."""
 
     base_len: int
     tokens: tuple[int, ...]
@@ -150,7 +154,6 @@ class Committed:
     logprobs: tuple[TokenLogprobs, ...] = ()
     timings: TargetTimings = TargetTimings()
     features: Features | None = None
-    asked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

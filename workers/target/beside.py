@@ -1,4 +1,7 @@
-"""Drafters in the target's own process: they read features where they are, and only trees leave it."""
+"""Drafters in the target's own process: features and proposals go between them on the spot.
+
+The coordinator gets a copy of each proposal, for its statistics and its choice of drafters.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,14 +12,17 @@ from workers.rpc import messages as m
 class BesideSession:
     """The drafters of one answer beside its target; told of commits on the target's thread.
 
-    `asked` are the names that propose from the next commit on; it is set from the event loop. `told` are
-    those that propose on the last one.
+    `asked` are the names that propose from the next commit on, `told` those that propose on the last one.
+    `asked`, `elsewhere` and `offered` are set from the event loop; `elsewhere` says whether other drafters
+    propose as well.
     """
 
     def __init__(
         self, drafting: GroupSession, drafters: Iterable[str], feature_window: int
     ) -> None:
         self.asked = self.told = frozenset(drafters)
+        self.elsewhere = True
+        self.offered: dict[str, m.Proposal] = {}
         self._drafting = drafting
         self._window = feature_window
         self._begun = False
@@ -41,6 +47,11 @@ class BesideSession:
         news, self._news = self._news, None
         if news is not None:
             self._drafting.commit(news)
+
+    def take_offers(self) -> list[m.Proposal]:
+        """What was proposed since the last call."""
+        offered, self.offered = self.offered, {}
+        return list(offered.values())
 
     def close(self) -> None:
         """The answer is over."""

@@ -194,7 +194,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._counters,
         )
         if request.drafters:
-            receiver.session.beside = self._open_beside(request, receiver.send)
+            receiver.session.beside = self._open_beside(request, receiver.drafted)
         self._loop.submit(receiver.session)
         return receiver
 
@@ -242,11 +242,26 @@ class _TargetReceiver(LeasedReceiver):
                 self.session.patience = milliseconds / 1000
             case m.FeaturesWanted(first_position):
                 self.session.features_from = first_position
-            case m.Asked(drafters) if self.session.beside is not None:
+            case m.Asked(drafters, elsewhere) if self.session.beside is not None:
                 self.session.beside.asked = drafters
+                self.session.beside.elsewhere = elsewhere
             case _:
                 raise ProtocolError(f"{type(message).__name__} for a session that is open")
         self._loop.notice()
+
+    def drafted(self, message: Any) -> None:
+        """A drafter beside the target has proposed, or failed."""
+        beside = self.session.beside
+        assert beside is not None
+        match message:
+            case m.Proposal():
+                beside.offered[message.drafter] = message
+            case m.Failed():
+                # Nobody waits for it any more.
+                beside.told -= {message.drafter}
+                beside.asked -= {message.drafter}
+        self._loop.notice()
+        self.send(message)
 
     def ended(self) -> None:
         self._loop.close(self.session)

@@ -57,6 +57,8 @@ class TargetSession:
         self._sends_features = False
         self._proposed: TokenTree | None = None
         self._more_to_come = False
+        self._beside_tree = TokenTree()
+        self._beside_answered: set[str] = set()
         stopping = request.stopping
         eos = frozenset() if stopping.ignore_eos else eos_token_ids
         self._stop_ids = eos | stopping.token_ids
@@ -99,16 +101,25 @@ class TargetSession:
     def waits_until(self) -> float:
         """When a decoding session takes its step, on time.monotonic's clock.
 
-        At once if its proposal is there, else when its patience is over.
+        At once if its proposals are there, else when its patience is over.
         """
         self._open_mailbox()
-        complete = self._proposed is not None and not self._more_to_come
-        return 0.0 if complete else self.ready_since + self.patience
+        return 0.0 if self._is_complete() else self.ready_since + self.patience
+
+    def _is_complete(self) -> bool:
+        """Whether every drafter that was asked has answered."""
+        answered = self._proposed is not None and not self._more_to_come
+        if self.beside is None:
+            return answered
+        return (answered or not self.beside.elsewhere) and (
+            self.beside.told <= self._beside_answered
+        )
 
     def take_tree(self) -> TokenTree:
-        """The proposal as it fits now; empty if there is none."""
+        """The proposals as they fit now, in one tree; empty if there are none."""
         self._open_mailbox()
-        tree, self._proposed = self._proposed or TokenTree(), None
+        tree = self._beside_tree.merge(self._proposed or TokenTree())
+        self._proposed, self._beside_tree = None, TokenTree()
         self._counters.proposals_used += bool(tree)
         # The bonus token needs its place too: a path may use all but one of the tokens left.
         return tree.cut(self._max_tree_nodes, self._max_len - len(self.tokens) - 1)
@@ -116,18 +127,30 @@ class TargetSession:
     def _open_mailbox(self) -> None:
         """Re-base what arrived on what was committed since; what does not fit any more is dropped."""
         proposal, self.mailbox = self.mailbox, None
-        if proposal is None:
-            return
-        if self.request.prompt_len <= proposal.base_len <= len(self.tokens):
-            tree = proposal.tree.rebase(self.tokens[proposal.base_len :])
-            late = proposal.base_len < len(self.tokens)
-            # An empty tree answers for its own base only: nothing to wait for there.
-            if tree or not late:
+        if proposal is not None:
+            tree = self._fit(proposal.base_len, proposal.tree)
+            if tree is not None:
                 self._proposed = tree
                 self._more_to_come = proposal.partial
+        if self.beside is not None:
+            for offer in self.beside.take_offers():
+                tree = self._fit(offer.base_len, offer.tree)
+                if tree is not None:
+                    self._beside_tree = self._beside_tree.merge(tree)
+                if offer.base_len == len(self.tokens):
+                    self._beside_answered.add(offer.drafter)
+
+    def _fit(self, base_len: int, tree: TokenTree) -> TokenTree | None:
+        """A tree for an earlier base as it fits now; None if it does not."""
+        if self.request.prompt_len <= base_len <= len(self.tokens):
+            rest = tree.rebase(self.tokens[base_len:])
+            late = base_len < len(self.tokens)
+            # An empty tree answers for its own base only: nothing to wait for there.
+            if rest or (rest is not None and not late):
                 self._counters.proposals_rebased += late
-                return
+                return rest
         self._counters.proposals_dropped += 1
+        return None
 
     def decode_rows(self, tree: TokenTree) -> SequenceRows:
         """The anchor and a tree under it."""
@@ -191,7 +214,8 @@ class TargetSession:
             self._text.append(self._stops.flush())
         text = "".join(self._text)
         self._text.clear()
-        self._proposed = None
+        self._proposed, self._beside_tree = None, TokenTree()
+        self._beside_answered.clear()
         self.ready_since = time.monotonic()
         if self.beside is not None:
             first = self.beside.reads_from(base_len)
@@ -206,7 +230,6 @@ class TargetSession:
             text=text,
             held_back=self._stops.held_back,
             logprobs=tuple(logprobs),
-            asked=frozenset() if self.beside is None else self.beside.told,
             features=self._features(base_len - 1, self.kv.length)[0]
             if self._sends_features
             else None,

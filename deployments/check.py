@@ -99,9 +99,9 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
         return
     problems = _validate(AppConfig, application.get("args") or {}, f"{place}.args")
     yield from problems
-    if not problems:
-        yield from _check_models(AppConfig.model_validate(application["args"]), f"{place}.args")
     config = None if problems else AppConfig.model_validate(application["args"])
+    if config is not None:
+        yield from _check_models(config, f"{place}.args")
     seats = 0 if config is None else config.target.max_num_seqs
     drafts = config is None or any(draft.placement == "draft" for draft in config.drafts)
     for index, deployment in enumerate(application.get("deployments") or []):
@@ -109,12 +109,10 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
         name = deployment["name"]
         if name not in DEPLOYMENTS:
             yield f"{here}.name: {name!r} is no deployment{_suggest(name, DEPLOYMENTS)}"
-        elif name == "Coordinator":
-            thresholds = deployment.get("user_config") or {}
-            yield from _validate(CoordinatorThresholds, thresholds, f"{here}.user_config")
         else:
-            thresholds = deployment.get("user_config") or {}
-            yield from _validate(WorkerThresholds, thresholds, f"{here}.user_config")
+            thresholds = CoordinatorThresholds if name == "Coordinator" else WorkerThresholds
+            given = deployment.get("user_config") or {}
+            yield from _validate(thresholds, given, f"{here}.user_config")
         if name == "Draft" and not drafts:
             yield f"{here}: Draft has nothing to run: no drafter has the placement draft; leave it out"
         calls = deployment.get("max_ongoing_requests", seats)

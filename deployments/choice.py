@@ -10,6 +10,7 @@ of discounted averages is followed: of all sets the one with the most tokens per
 Those that are left out are asked again after 8, 16, … 64 rounds.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -31,8 +32,8 @@ Set = frozenset[str]
 class Average:
     """A discounted average; None until something was observed."""
 
-    def __init__(self, value: float | None = None) -> None:
-        self.value = value
+    def __init__(self) -> None:
+        self.value: float | None = None
 
     def observe(self, value: float, rate: float) -> None:
         """Take one more value."""
@@ -47,15 +48,6 @@ class Records:
         self.delay: dict[str, Average] = {}
         self.drafted_step = Average()
         self.plain_step = Average()
-
-    def copy(self) -> "Records":
-        """Where a new answer starts from."""
-        made = Records()
-        made.reach = {drafters: Average(a.value) for drafters, a in self.reach.items()}
-        made.delay = {drafter: Average(a.value) for drafter, a in self.delay.items()}
-        made.drafted_step = Average(self.drafted_step.value)
-        made.plain_step = Average(self.plain_step.value)
-        return made
 
     def speed(self, drafters: Set) -> float | None:
         """Tokens per second that a set is expected to give; None if that is not known."""
@@ -88,8 +80,8 @@ class Choice:
         self.drafters: Set = frozenset()
         self.asked: Set = frozenset()
         self._auto = auto
-        self._pool = pool
-        self._own = pool.copy()
+        self._own = copy.deepcopy(pool)
+        self._learning = ((self._own, _RATE), (pool, _POOL_RATE))
         self._rounds: list[_Round] = []
         self._pause = _FIRST_PAUSE
         self._since_all = 0
@@ -112,12 +104,12 @@ class Choice:
             self._rounds = [*self._rounds[-3:], _Round(base_len)]
         self._rounds[-1].trees[drafter] = tree
         if delay_s is not None:
-            for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
+            for records, rate in self._learning:
                 records.delay.setdefault(drafter, Average()).observe(delay_s, rate)
 
     def committed(self, tokens: Sequence[int], step_s: float, drafted: bool) -> None:
         """All committed tokens, after a round that took `step_s` on the target; decides who is asked."""
-        for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
+        for records, rate in self._learning:
             step = records.drafted_step if drafted else records.plain_step
             step.observe(step_s, rate)
         self._judge(tokens)
@@ -154,7 +146,7 @@ class Choice:
                 continue
             for drafters in _sets(judged.trees):
                 best = max((reached[drafter] or 0 for drafter in drafters), default=0)
-                for records, rate in ((self._own, _RATE), (self._pool, _POOL_RATE)):
+                for records, rate in self._learning:
                     records.reach.setdefault(drafters, Average()).observe(best, rate)
         self._rounds = left
 

@@ -221,10 +221,7 @@ class Generation:
         self._draft_lost.set()
 
     def _tell_drafters(self, committed: m.Committed) -> None:
-        """What was committed, and who is to propose.
-
-        Those beside the target know the first already; whom it asked, it says.
-        """
+        """What was committed, and who is to propose; those beside the target know the first already."""
         asked = self._choice.asked
         if self._draft is not None:
             features = () if committed.features is None else (committed.features,)

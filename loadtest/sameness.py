@@ -27,12 +27,12 @@ async def answers(
     client: httpx.AsyncClient,
     prompts: Sequence[Prompt],
     sampling: Mapping[str, float],
-    speculate: bool,
+    drafters: Sequence[str],
     at_once: int,
     max_tokens: int,
     name: str,
 ) -> list[list[int]]:
-    """The token ids of all prompts, so many requests at once."""
+    """The token ids of all prompts, so many requests at once; without drafters they are not drafted."""
     places = asyncio.Semaphore(at_once)
 
     async def one(prompt: Prompt) -> list[int]:
@@ -40,7 +40,8 @@ async def answers(
             "messages": [{"role": "user", "content": prompt.text}],
             "max_tokens": max_tokens,
             "return_token_ids": True,
-            "speculation": {"enabled": speculate},
+            # Named, because what is left to the server may not be drafted at all.
+            "speculation": {"enabled": bool(drafters), "drafter": list(drafters) or "auto"},
             **sampling,
         }
         async with places:
@@ -60,12 +61,15 @@ async def compare(
     """How many prompts' answers differ from those made alone without speculation."""
     differ: dict[str, int] = {}
     async with httpx.AsyncClient(base_url=base, timeout=None) as client:
+        models = await client.get("/v1/models")
+        everyone = models.json()["data"][0]["drafters"]
         for sampling in SAMPLED:
             kind = "greedy" if sampling["temperature"] == 0 else "seeded"
             reference: list[list[int]] = []
             for speculate, count in ((False, 1), (True, 1), (True, at_once), (False, at_once)):
                 name = f"{kind}, {'on' if speculate else 'off'}, {count} at once"
-                made = await answers(client, prompts, sampling, speculate, count, max_tokens, name)
+                drafters = everyone if speculate else ()
+                made = await answers(client, prompts, sampling, drafters, count, max_tokens, name)
                 reference = reference or made
                 differ[name] = sum(a != b for a, b in zip(made, reference, strict=True))
     return differ

@@ -17,20 +17,6 @@
 #define TILE 6   /* (row, head) pairs computed side by side */
 #define UNROLL 4 /* key blocks in flight when there are few pairs */
 
-INLINE float widen(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
-INLINE uint16_t narrow(float f) { /* to nearest, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 INLINE vec load(const void *base, int64_t index, int bfloat16) {
     vec out;
     if (bfloat16) {
@@ -45,7 +31,7 @@ INLINE vec load(const void *base, int64_t index, int bfloat16) {
 }
 
 INLINE float element(const void *base, int64_t index, int bfloat16) {
-    return bfloat16 ? widen(((const uint16_t *)base)[index]) : ((const float *)base)[index];
+    return bfloat16 ? widen_bfloat16(((const uint16_t *)base)[index]) : ((const float *)base)[index];
 }
 
 /* Scores of `pairs` queries against `blocks` blocks of sixteen keys. */
@@ -91,21 +77,10 @@ INLINE void add_values(const void *values, int64_t stride, int64_t from, int64_t
         for (int w = 0; w < width; w++) memcpy(out[p] + w * LANES, &sum[p][w], sizeof(vec));
 }
 
-/* The calls below have constant sizes, so that the loops above unroll into registers. */
-#define FOR_PAIRS(pairs, CALL)                                                                     \
-    switch (pairs) {                                                                               \
-        case 1: CALL(1); break;                                                                    \
-        case 2: CALL(2); break;                                                                    \
-        case 3: CALL(3); break;                                                                    \
-        case 4: CALL(4); break;                                                                    \
-        case 5: CALL(5); break;                                                                    \
-        default: CALL(6); break;                                                                   \
-    }
-
 INLINE void score_any(const void *keys, int64_t from, int64_t to, const float *const *query,
                       float *const *scores, int pairs, int head_dim, int bfloat16) {
 #define CALL(n) score(keys, from, to, query, scores, n, head_dim, bfloat16)
-    FOR_PAIRS(pairs, CALL)
+    UP_TO_SIX(pairs, CALL)
 #undef CALL
 }
 
@@ -120,7 +95,7 @@ INLINE void add_any(const void *values, int64_t stride, int64_t from, int64_t to
         const void *base = bfloat16 ? (const void *)((const uint16_t *)values + done * LANES)
                                     : (const void *)((const float *)values + done * LANES);
 #define CALL(n) add_values(base, stride, from, to, weights, part, n, 4, bfloat16)
-        FOR_PAIRS(pairs, CALL)
+        UP_TO_SIX(pairs, CALL)
 #undef CALL
     }
     for (; done < head_width; done++) {
@@ -129,7 +104,7 @@ INLINE void add_any(const void *values, int64_t stride, int64_t from, int64_t to
         const void *base = bfloat16 ? (const void *)((const uint16_t *)values + done * LANES)
                                     : (const void *)((const float *)values + done * LANES);
 #define CALL(n) add_values(base, stride, from, to, weights, part, n, 1, bfloat16)
-        FOR_PAIRS(pairs, CALL)
+        UP_TO_SIX(pairs, CALL)
 #undef CALL
     }
 }
@@ -233,7 +208,7 @@ INLINE void attend_tile(const sequence *seq, const shape *s, int kv_head, int fi
         int64_t at = ((int64_t)(seq->first_row + row) * s->query_heads + head) * head_dim;
         for (int d = 0; d < head_dim; d++) {
             float x = sums[p][d] / total[p];
-            if (bfloat16) ((uint16_t *)out)[at + d] = narrow(x);
+            if (bfloat16) ((uint16_t *)out)[at + d] = to_bfloat16(x);
             else ((float *)out)[at + d] = x;
         }
     }

@@ -71,22 +71,12 @@ INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, in
         }
 }
 
-#define FOR_ROWS(rows, CALL)                                                                       \
-    switch (rows) {                                                                                \
-        case 1: CALL(1); break;                                                                    \
-        case 2: CALL(2); break;                                                                    \
-        case 3: CALL(3); break;                                                                    \
-        case 4: CALL(4); break;                                                                    \
-        case 5: CALL(5); break;                                                                    \
-        default: CALL(6); break;                                                                   \
-    }
-
 INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed, int64_t pairs,
                      const float *bias, uint16_t *out, int64_t out_stride, int64_t width, int rows,
                      int panels) {
     if (panels == PANELS) {
 #define CALL(n) tile(x, x_stride, packed, pairs, bias, out, out_stride, width, n, PANELS)
-        FOR_ROWS(rows, CALL)
+        UP_TO_SIX(rows, CALL)
 #undef CALL
     } else {
         for (int p = 0; p < panels; p++) {
@@ -94,7 +84,7 @@ INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed
             const float *b = bias == NULL ? NULL : bias + p * LANES;
 #define CALL(n)                                                                                    \
     tile(x, x_stride, block, pairs, b, out + p * LANES, out_stride, width - p * LANES, n, 1)
-            FOR_ROWS(rows, CALL)
+            UP_TO_SIX(rows, CALL)
 #undef CALL
         }
     }

@@ -128,6 +128,23 @@ static float top_p_threshold(const float *values, int64_t n, float top_p, float 
     return count ? inside[count - 1] : threshold;
 }
 
+/* The least value that top-k, top-p and min-p leave of n values, padded to whole vectors, with as much room
+ * behind them and a vector more. */
+static float cutoff(float *values, int64_t n, int64_t top_k, float top_p, float min_p, float max) {
+    int64_t padded = (n + LANES - 1) / LANES * LANES;
+    float threshold = -INFINITY;
+    if (top_k > 0 && top_k < n) threshold = kth_largest(values, n, top_k, values + padded);
+    if (top_p < 1.0f) {
+        float cut = top_p_threshold(values, padded, top_p, threshold, max, values + padded);
+        threshold = cut > threshold ? cut : threshold;
+    }
+    if (min_p > 0.0f) {
+        float cut = max + logf(min_p);
+        threshold = cut > threshold ? cut : threshold;
+    }
+    return threshold;
+}
+
 /* The drawn token of one row of logits, or -1 if the row holds no usable numbers, -2 if memory ran out. */
 int64_t draw_token(const float *logits, int64_t n, float temperature, int64_t top_k, float top_p,
                    float min_p, uint64_t key) {
@@ -148,16 +165,7 @@ int64_t draw_token(const float *logits, int64_t n, float temperature, int64_t to
     float max = horizontal_max(largest);
     int64_t token = -1;
     if (!any_lane(broken) && max > -INFINITY && max < INFINITY) {
-        float threshold = -INFINITY;
-        if (top_k > 0 && top_k < n) threshold = kth_largest(values, n, top_k, values + padded);
-        if (top_p < 1.0f) {
-            float cut = top_p_threshold(values, padded, top_p, threshold, max, values + padded);
-            threshold = cut > threshold ? cut : threshold;
-        }
-        if (min_p > 0.0f) {
-            float cut = max + logf(min_p);
-            threshold = cut > threshold ? cut : threshold;
-        }
+        float threshold = cutoff(values, n, top_k, top_p, min_p, max);
         ivec lane;
         for (int i = 0; i < LANES; i++) lane[i] = i;
         float best = -INFINITY;
@@ -209,15 +217,7 @@ int64_t top_children(const float *logits, const uint32_t *ids, int64_t n, float 
     if (temperature > 0) {
         for (int64_t i = 0; i < n; i++) values[i] /= temperature;
         for (int64_t i = 0; i < n; i++) max = values[i] > max ? values[i] : max;
-        if (top_k > 0 && top_k < n) threshold = kth_largest(values, n, top_k, values + padded);
-        if (top_p < 1.0f) {
-            float cut = top_p_threshold(values, padded, top_p, threshold, max, values + padded);
-            threshold = cut > threshold ? cut : threshold;
-        }
-        if (min_p > 0.0f) {
-            float cut = max + logf(min_p);
-            threshold = cut > threshold ? cut : threshold;
-        }
+        threshold = cutoff(values, n, top_k, top_p, min_p, max);
     }
     ivec lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;

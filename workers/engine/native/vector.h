@@ -15,6 +15,31 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
 
+/* CALL(n) with a constant n, from 1 to 6, so that loops over it unroll into registers. */
+#define UP_TO_SIX(count, CALL)                                                                     \
+    switch (count) {                                                                               \
+        case 1: CALL(1); break;                                                                    \
+        case 2: CALL(2); break;                                                                    \
+        case 3: CALL(3); break;                                                                    \
+        case 4: CALL(4); break;                                                                    \
+        case 5: CALL(5); break;                                                                    \
+        default: CALL(6); break;                                                                   \
+    }
+
+INLINE float widen_bfloat16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+INLINE uint16_t to_bfloat16(float f) { /* to nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
 INLINE vec splat(float x) { return (vec){0} + x; }
 
 /* a where the mask is -1, b where it is 0. */

@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from workers import checkpoint
 from workers.cache import cache_dir
 from workers.draft.cut import cut_module, is_cut, load_cut_module, reduce_head
 from workers.draft.eagle import load_head, new_head
-from workers.engine.loading import load_module, resolve_dtype
+from workers.engine.loading import load_module
 from workers.training import data
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
 from workers.training.distill import (
@@ -72,38 +73,63 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _train(options: argparse.Namespace) -> None:
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What training and judging have in common: texts, the target, and its states at every token."""
+
+    corpus: Corpus
+    texts: range
+    folder: Path
+    target: Any
+    head: torch.Tensor
+    store: FeatureStore
+    three: bool
+    device: torch.device
+
+    def sample(self, text: int) -> Sample:
+        """A text with the target's states."""
+        tokens = torch.from_numpy(self.corpus[text].tokens).to(self.device)
+        entered = self.store.three(text).to(self.device) if self.three else None
+        last = self.store.last(text).to(self.device)
+        return Sample(tokens, self.corpus[text].answer_from, last, entered)
+
+    def teacher(self, vocabulary: torch.Tensor) -> Teacher:
+        """The target's head over a draft vocabulary."""
+        return Teacher.of(self.head, vocabulary.to(self.device), self.target.dtype)
+
+
+def _material(options: argparse.Namespace, three: bool, least: int) -> Material:
+    """Load the target and compute what is missing of its states; raises ValueError for too few texts."""
     corpus = Corpus(options.corpus, options.max_length)
     texts = range(min(len(corpus), options.texts or len(corpus)))
-    if len(texts) <= options.held_out:
-        raise ValueError(f"{len(texts)} texts, of which {options.held_out} are held out: give more")
-    device = torch.device(options.device)
-    dtype = resolve_dtype(options.dtype, device)
+    if len(texts) <= least:
+        raise ValueError(f"{len(texts)} texts, of which {least} are held out: give more")
     folder = checkpoint.resolve(options.target)
-    module = load_module(folder, options.dtype, options.device)
-    head = module.lm_head.weight.detach().clone()
-    vocabulary = torch.from_numpy(
-        draft_vocabulary(corpus.counts(head.shape[0]), min(options.vocabulary, head.shape[0]))
-    )
-    three = options.command == "eagle" and options.version == "eagle3"
-    store = FeatureStore(options.features, corpus, options.target, dtype, three)
-    store.fill(module, texts)
-    teacher = Teacher.of(head, vocabulary.to(device), dtype)
+    target = load_module(folder, options.dtype, options.device)
+    head = target.lm_head.weight.detach().clone()
+    store = FeatureStore(options.features, corpus, options.target, target.dtype, three)
+    store.fill(target, texts)
+    device = torch.device(options.device)
+    return Material(corpus, texts, folder, target, head, store, three, device)
 
-    def sample(text: int) -> Sample:
-        tokens = torch.from_numpy(corpus[text].tokens).to(device)
-        entered = store.three(text).to(device) if three else None
-        return Sample(tokens, corpus[text].answer_from, store.last(text).to(device), entered)
+
+def _train(options: argparse.Namespace) -> None:
+    three = options.command == "eagle" and options.version == "eagle3"
+    material = _material(options, three, options.held_out)
+    corpus, texts = material.corpus, material.texts
+    size = len(material.head)
+    counts = corpus.counts(size)
+    vocabulary = torch.from_numpy(draft_vocabulary(counts, min(options.vocabulary, size)))
 
     def samples(skip: int) -> Iterator[Sample]:
         for text in epochs(texts[options.held_out :], options.seed, skip):
-            yield sample(text)
+            yield material.sample(text)
 
     learner: Learner
     if options.command == "eagle":
-        learner = _eagle(options, folder, vocabulary, teacher)
+        learner = _eagle(options, material, vocabulary)
     else:
-        learner = _distill(options, folder, vocabulary, teacher, module)
+        learner = _distill(options, material, vocabulary)
     plan = Plan(
         tokens=options.tokens,
         learning_rate=options.learning_rate,
@@ -113,10 +139,9 @@ def _train(options: argparse.Namespace) -> None:
         evaluate_every=options.evaluate_every,
         checkpoint_minutes=options.checkpoint_minutes,
     )
-    held_out = [sample(text) for text in texts[: options.held_out]]
+    held_out = [material.sample(text) for text in texts[: options.held_out]]
     trainer = Trainer(learner, plan, samples, held_out, options.out)
     trainer.run()
-    counts = corpus.counts(head.shape[0])
     description = {
         "files": {file.name: file_digest(file) for file in options.corpus},
         "texts": len(texts),
@@ -130,46 +155,31 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    corpus = Corpus(options.corpus, options.max_length)
-    texts = range(min(len(corpus), options.texts or len(corpus)))
-    folder = checkpoint.resolve(options.target)
-    module = load_module(folder, options.dtype, options.device)
-    dtype = resolve_dtype(options.dtype, torch.device(options.device))
-    head = module.lm_head.weight.detach().clone()
     is_cut_draft = is_cut(options.draft)
     three = not is_cut_draft and checkpoint.head_features(str(options.draft)) == "three"
-    store = FeatureStore(options.features, corpus, options.target, dtype, three)
-    store.fill(module, texts)
+    material = _material(options, three, 0)
+    divergence = DIVERGENCES["fkl"]  # Of no consequence: nothing is learned.
     guesser: Guesser
     if is_cut_draft:
         draft, vocabulary = load_cut_module(options.draft, options.dtype, options.device)
-        teacher = Teacher.of(head, vocabulary, dtype)
-        student = WholeStudent(draft, None)
-        guesser = DistillLearner(student, teacher, DIVERGENCES["fkl"], 1.0)
+        teacher = material.teacher(vocabulary)
+        guesser = DistillLearner(WholeStudent(draft, None), teacher, divergence, 1.0)
     else:
-        loaded = load_head(options.draft, folder).to(options.device)
-        vocabulary = loaded.get_buffer("vocabulary")
-        teacher = Teacher.of(head, vocabulary, dtype)
-        guesser = EagleLearner(loaded, teacher, options.target, 1, 512, DIVERGENCES["fkl"])
-
-    def samples() -> Iterator[Sample]:
-        for text in tqdm(texts, unit="text"):
-            tokens = torch.from_numpy(corpus[text].tokens).to(options.device)
-            entered = store.three(text).to(options.device) if three else None
-            last = store.last(text).to(options.device)
-            yield Sample(tokens, corpus[text].answer_from, last, entered)
-
-    made = evaluate(guesser, teacher, samples(), options.seed)
+        head = load_head(options.draft, material.folder).to(options.device)
+        teacher = material.teacher(head.get_buffer("vocabulary"))
+        guesser = EagleLearner(head, teacher, options.target, 1, 512, divergence)
+    samples = (material.sample(text) for text in tqdm(material.texts, unit="text"))
+    made = evaluate(guesser, teacher, samples, options.seed)
     print(json.dumps(made.as_dict(), indent=1))
 
 
 def _eagle(
-    options: argparse.Namespace, folder: Path, vocabulary: torch.Tensor, teacher: Teacher
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
 ) -> EagleLearner:
-    head = new_head(options.version, folder, vocabulary).to(options.device)
+    head = new_head(options.version, material.folder, vocabulary).to(options.device)
     return EagleLearner(
         head,
-        teacher,
+        material.teacher(vocabulary),
         options.target,
         options.passes,
         options.window,
@@ -178,11 +188,7 @@ def _eagle(
 
 
 def _distill(
-    options: argparse.Namespace,
-    folder: Path,
-    vocabulary: torch.Tensor,
-    teacher: Teacher,
-    target: Any,
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
 ) -> DistillLearner:
     student: Student
     if options.draft:
@@ -196,16 +202,25 @@ def _distill(
             )
     else:
         layers = tuple(int(layer) for layer in options.layers.split(","))
-        module = cut_module(load_module(folder, "float32", options.device), layers)
+        module = cut_module(load_module(material.folder, "float32", options.device), layers)
         reduce_head(module, vocabulary)
         student = CutStudent(module, layers, vocabulary, options.target, options.rank)
     rewrite = None
     if options.on_policy:
         rewrite = OnPolicy(
-            student, target, vocabulary, options.on_policy, options.temperature, options.seed
+            student,
+            material.target,
+            vocabulary,
+            options.on_policy,
+            options.temperature,
+            options.seed,
         )
     return DistillLearner(
-        student, teacher, DIVERGENCES[options.divergence], options.temperature, rewrite
+        student,
+        material.teacher(vocabulary),
+        DIVERGENCES[options.divergence],
+        options.temperature,
+        rewrite,
     )
 
 

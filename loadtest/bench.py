@@ -29,15 +29,20 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How an answer is drafted: `drafters` joined by "+", or "auto"; no rows are plain decoding."""
+    """How an answer is drafted: `drafters` joined by "+", or "auto"; none are plain decoding.
+
+    `rows` are the drafted rows of a step at most, None for as many as the target allows.
+    """
 
     drafters: str
-    rows: int
+    rows: int | None = None
 
     @property
     def name(self) -> str:
         """As the table has it."""
-        return f"{self.drafters}, {self.rows} rows" if self.rows else PLAIN
+        if not self.drafters:
+            return PLAIN
+        return self.drafters if self.rows is None else f"{self.drafters}, {self.rows} rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +113,11 @@ def ask(
     max_tokens: int | None = None,
 ) -> Sample:
     """One answer of the server."""
-    speculation: dict[str, Any] = {"enabled": bool(setting.rows), "stats": True}
-    if setting.rows:
-        speculation |= {
-            "drafter": setting.drafters.split("+"),
-            "max_draft_tokens": setting.rows,
-        }
+    speculation: dict[str, Any] = {"enabled": bool(setting.drafters), "stats": True}
+    if setting.drafters:
+        speculation["drafter"] = setting.drafters.split("+")
+    if setting.rows is not None:
+        speculation["max_draft_tokens"] = setting.rows
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt.text}],
         "max_tokens": max_tokens or options.max_tokens,
@@ -193,7 +197,7 @@ def rows_of(prompts: Sequence[Prompt], settings: Sequence[Setting], answers: Ans
     for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
         numbers = [n for n, prompt in enumerate(prompts) if kind in ("all", prompt.kind)]
         for setting in settings:
-            if setting.rows:
+            if setting.drafters:
                 pairs = [
                     (answers.samples[PLAIN, n], answers.samples[setting.name, n]) for n in numbers
                 ]
@@ -251,12 +255,16 @@ def main(arguments: Sequence[str]) -> int:
         "--drafters", nargs="+", default=["auto"], help='names, joined by "+" for a set, or auto'
     )
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[8], help="drafted rows of a step at most"
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[None],
+        help="drafted rows of a step at most; as many as the target allows if left out",
     )
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     prompts = read(options.prompts, options.per_kind)
-    settings = [Setting("", 0)]
+    settings = [Setting("")]
     settings += [Setting(drafters, rows) for rows in options.rows for drafters in options.drafters]
     options.out.mkdir(parents=True, exist_ok=True)
     try:

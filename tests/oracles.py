@@ -1,8 +1,31 @@
 """What an oracle run must have seen, or its silence means nothing."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tests.harness import Answer
+from tests.harness import Answer, Harness
+
+
+async def assert_company_changes_nothing(
+    h: Harness, prompts: Sequence[Sequence[int]], sampling: Sequence[Mapping[str, Any]]
+) -> list[Answer]:
+    """Answers alone and without speculation, and all at once with it: the same (oracles K1 and K6).
+
+    Returns the latter.
+    """
+    requests, alone = [], []
+    for seed, prompt in enumerate(prompts):
+        request = h.request(
+            prompt, max_tokens=40, seed=seed, logprobs=1, **sampling[seed % len(sampling)]
+        )
+        requests.append(request)
+        alone.append(await h.generate(request, speculate=False))
+    together = await asyncio.gather(*(h.generate(request) for request in requests))
+    for answer, expected in zip(together, alone, strict=True):
+        answer.same_as(expected)
+    assert_saw_everything(together)
+    return together
 
 
 def assert_saw_everything(answers: Iterable[Answer]) -> None:

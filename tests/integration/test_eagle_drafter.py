@@ -1,6 +1,5 @@
 """EAGLE heads: guesses from the target's own states, windows, checkpoints; and no token changed."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import harness
-from tests.oracles import assert_saw_everything
+from tests.oracles import assert_company_changes_nothing
 from workers.checkpoint import CheckpointError, head_features
 from workers.draft import eagle
 from workers.draft.config import EagleConfig
@@ -201,17 +200,7 @@ async def test_k1_k6_with_a_trained_head(place: str, version: str, dtype: str) -
     there, here = (made, {}) if place == "draft" else ({}, made)
     features = head_features(str(path))
     async with harness(tiny.llama(), there, beside=here, dtype=dtype, features=features) as h:
-        requests, alone = [], []
-        for seed, prompt in enumerate(PROMPTS * 3):
-            request = h.request(
-                prompt, max_tokens=40, seed=seed, logprobs=1, **SAMPLING[seed % len(SAMPLING)]
-            )
-            requests.append(request)
-            alone.append(await h.generate(request, speculate=False))
-        together = await asyncio.gather(*(h.generate(request) for request in requests))
-        for answer, expected in zip(together, alone, strict=True):
-            answer.same_as(expected)
-        assert_saw_everything(together)
+        together = await assert_company_changes_nothing(h, PROMPTS * 3, SAMPLING)
         # Of the long prompt, too, which is beyond the window.
         assert len(PROMPTS[2]) > 64
         assert all(answer.stats.draft_tokens > 50 for answer in together)

@@ -1,6 +1,5 @@
 """The draft model: its tree, its cache, its limits; and that nothing it does changes a token."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import harness
-from tests.oracles import assert_saw_everything
+from tests.oracles import assert_company_changes_nothing
 from workers.draft import cut, models
 from workers.draft.calibration import Softness
 from workers.draft.drafter import Ask
@@ -76,17 +75,7 @@ async def test_k1_k6_with_a_draft_that_is_sometimes_right(dtype: str, tmp_path: 
     folder = tiny.llama()
     path = cut_of(folder, tmp_path / "draft", (0, 1, 2), noise=0.05, every=1)
     async with harness(folder, drafter(path, dtype), dtype=dtype) as h:
-        requests, alone = [], []
-        for seed, prompt in enumerate(PROMPTS * 3):
-            request = h.request(
-                prompt, max_tokens=40, seed=seed, logprobs=1, **SAMPLING[seed % len(SAMPLING)]
-            )
-            requests.append(request)
-            alone.append(await h.generate(request, speculate=False))
-        together = await asyncio.gather(*(h.generate(request) for request in requests))
-        for answer, expected in zip(together, alone, strict=True):
-            answer.same_as(expected)
-        assert_saw_everything(together)
+        await assert_company_changes_nothing(h, PROMPTS * 3, SAMPLING)
         assert h.target._counters.shared_steps > 0
         await h.idle()
 

@@ -185,7 +185,8 @@ def test_a_cut_draft_is_the_target_with_some_layers_and_its_updates(tmp_path: Pa
     rows = SequenceRows(kv, prompt, [len(prompt) - 1])
     made = loaded.guesses(loaded.model.forward(RowBatch([rows])))[0]
     torch.testing.assert_close(made, expected, atol=1e-4, rtol=1e-4)
-    assert loaded.name_of(3) == 6
+    assert loaded.ids is not None
+    assert loaded.ids[3] == 6
 
 
 def test_a_cut_draft_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -36,10 +36,6 @@ class DraftModel:
         """Logits [rows, columns] of what can be guessed, float32."""
         return logits if self.columns is None else logits[:, self.columns].contiguous()
 
-    def name_of(self, place: int) -> int:
-        """The target's id of a place in a row of guesses."""
-        return place if self.ids is None else int(self.ids[place])
-
 
 def load(reference: str, dtype: str, device: str, target: str | None) -> DraftModel:
     """Load a draft model: a whole model, or one that is cut from a target (see workers.draft.cut).

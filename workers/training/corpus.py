@@ -43,16 +43,6 @@ class Corpus:
     def __getitem__(self, index: int) -> Text:
         return self._texts[index]
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all texts."""
-        return sum(len(text.tokens) for text in self._texts)
-
-    @property
-    def num_answer_tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(len(text.tokens) - text.answer_from for text in self._texts)
-
     def digest(self) -> str:
         """A hash of all texts in their order."""
         digest = hashlib.sha256()

@@ -109,11 +109,16 @@ def _in_package(reference: str) -> Path:
     folder = Path(spec.submodule_search_locations[0])
     path = (folder / file).resolve()
     if not path.is_relative_to(folder.resolve()) or not path.exists():
-        held = sorted(entry.name for entry in folder.glob("*.gguf"))
-        raise CheckpointError(
-            f"{reference}: the package holds {', '.join(held) or 'no .gguf file'}"
-        )
+        beside = path.parent if path.parent.is_dir() else folder
+        models = [*beside.glob("*.gguf"), *(config.parent for config in _configs_below(beside))]
+        held = ", ".join(sorted({model.name for model in models}))
+        raise CheckpointError(f"{reference}: the package holds {held or 'no model'} there")
     return path
+
+
+def _configs_below(folder: Path) -> list[Path]:
+    """The configs of models that lie in folders of a folder."""
+    return [file for name in _CONFIGS for file in folder.glob(f"*/{name}")]
 
 
 def _download(reference: str) -> Path:

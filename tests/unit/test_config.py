@@ -73,6 +73,11 @@ def test_the_shipped_file_is_right() -> None:
             [{"name": "a", "kind": "eagle", "model": "no-such"}],
             "drafts.0.model: model 'no-such' was not found",
         ),
+        (
+            "applications.0.args.drafts.0.model",
+            "package://workers/weights/nope",
+            "the package holds smollm2-135m-draft, smollm2-135m-eagle3 there",
+        ),
         ("applications.0.args.drafts.0.placement", "coordinator", "'draft' or 'target'"),
         ("applications.0.args.drafts", [], "Draft has nothing to run"),
         ("applications.0.import_path", "deployments.app:bild", "deployments.app:build"),

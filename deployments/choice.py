@@ -3,26 +3,35 @@
 Every drafter that was asked is judged on what was committed, whoever's tokens were verified: how far would
 its tree have reached? So a round teaches about all drafters and sets of them at once, which is what makes
 choosing among them no bandit problem (Liu et al., "Not-a-Bandit", ICLR 2026, arXiv 2510.20064). The leader
-of discounted averages is followed: of all sets the one with the most tokens per second,
+of discounted averages is followed: of all sets the one that gains most over plain decoding,
 
-    (1 + tokens reached) / (time of the target's step + time until the slowest of the set has proposed).
+    tokens reached − price · rows − pace · time that the target waits for the slowest of the set,
 
-Those that are left out are asked again after 8, 16, … 64 rounds.
+the price of a row and the pace being the target's, sent with every commit: a loaded target's price ends
+drafting. Those that are left out are asked again after 8, 16, … 64 rounds, unless the price forbids any row.
 """
 
 import copy
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
+from workers.rpc import messages as m
 from workers.tree import ANCHOR, TokenTree
 
 _RATE: Final = 0.1
 _POOL_RATE: Final = 0.02
 _FIRST_PAUSE: Final = 8
 _LONGEST_PAUSE: Final = 64
-_MARGIN: Final = 0.98
+_MARGIN: Final = 0.02
+_ROUNDS: Final = 8
+_KNOWN_AFTER: Final = 6
+PRICES: Final = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+"""Prices of a row for which gains are kept; above the last there is nothing to be learned by asking."""
+
+_LEVELS: Final = range(len(PRICES))
 _MOST_SINGLY: Final = 4
 """Of more drafters than this not every set is considered, but each alone, all, and none."""
 
@@ -30,56 +39,86 @@ Set = frozenset[str]
 
 
 class Average:
-    """A discounted average; None until something was observed."""
+    """A discounted average; None until something was observed. The first values count alike."""
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self.count = 0
 
     def observe(self, value: float, rate: float) -> None:
         """Take one more value."""
-        self.value = value if self.value is None else self.value + rate * (value - self.value)
+        self.count += 1
+        before = self.value or 0.0
+        self.value = before + max(rate, 1.0 / self.count) * (value - before)
 
 
 class Records:
-    """What is known of sets of drafters: tokens reached, and seconds until a drafter has proposed."""
+    """What is known of sets of drafters, averaged over rounds.
+
+    For each of PRICES: `reach`, tokens that a step would accept of a set's trees, and `rows` that it would
+    verify. `delay` seconds until a drafter has proposed, `wait` seconds that the target waited for a set,
+    `used` the share of what the trees reached that was really accepted.
+    """
 
     def __init__(self) -> None:
-        self.reach: dict[Set, Average] = {}
+        self.reach: dict[Set, tuple[Average, ...]] = {}
+        self.rows: dict[Set, tuple[Average, ...]] = {}
         self.delay: dict[str, Average] = {}
-        self.drafted_step = Average()
-        self.plain_step = Average()
+        self.wait: dict[Set, Average] = {}
+        self.used = Average()
+        self.price = self.pace = 0.0
 
-    def speed(self, drafters: Set) -> float | None:
-        """Tokens per second that a set is expected to give; None if that is not known."""
+    def judged(self, drafters: Set, reach: Sequence[int], rows: Sequence[int], rate: float) -> None:
+        """What the trees of a set would have given, and their rows, at each of PRICES."""
+        for averages, values in ((self.reach, reach), (self.rows, rows)):
+            if drafters not in averages:
+                averages[drafters] = tuple(Average() for _ in PRICES)
+            for average, value in zip(averages[drafters], values, strict=True):
+                average.observe(value, rate)
+
+    def gain(self, drafters: Set) -> float | None:
+        """Tokens a round that a set gains over plain decoding now; None if that is not known."""
         if not drafters:
-            plain = self.plain_step.value
-            return None if plain is None else 1.0 / plain
-        reach = self.reach[drafters].value if drafters in self.reach else None
-        delays = [self.delay[d].value if d in self.delay else None for d in drafters]
-        step = self.drafted_step.value
-        if reach is None or step is None or None in delays:
+            return 0.0
+        delays = [self.delay[drafter].value for drafter in drafters if drafter in self.delay]
+        known = [delay for delay in delays if delay is not None]
+        if drafters not in self.reach or len(known) < len(drafters):
             return None
-        return (1.0 + reach) / (step + max(delay for delay in delays if delay is not None))
+        if self.reach[drafters][0].count < _KNOWN_AFTER:
+            return None
+        exposed = max(known)
+        if drafters in self.wait:
+            # What grew while the target verified is not waited for.
+            exposed = min(exposed, self.wait[drafters].value or 0.0)
+        level = bisect_right(PRICES, self.price) - 1
+        reach = self.reach[drafters][level].value or 0.0
+        rows = self.rows[drafters][level].value or 0.0
+        used = 1.0 if self.used.value is None else self.used.value
+        return used * reach - self.price * rows - self.pace * exposed
 
 
 @dataclass(slots=True)
 class _Round:
-    """Trees for one base, until it is known how far each reaches."""
+    """Trees for one base, until it is known how far each reaches; and what its step accepted, once known."""
 
     base_len: int
     trees: dict[str, TokenTree] = field(default_factory=dict)
+    asked: Set = frozenset()
+    accepted: int | None = None
 
 
 class Choice:
     """The choice of one answer; `asked` are the drafters that are to propose now.
 
-    `pool` are the records of all answers, which it reads first and adds to. Without `auto` all are asked.
+    `pool` are the records of all answers, which it reads first and adds to. A step verifies at most
+    `max_nodes` nodes. Without `auto` all are asked.
     """
 
-    def __init__(self, pool: Records, auto: bool) -> None:
+    def __init__(self, pool: Records, auto: bool, max_nodes: int) -> None:
         self.drafters: Set = frozenset()
         self.asked: Set = frozenset()
         self._auto = auto
+        self._max_nodes = max_nodes
         self._own = copy.deepcopy(pool)
         self._learning = ((self._own, _RATE), (pool, _POOL_RATE))
         self._rounds: list[_Round] = []
@@ -91,6 +130,8 @@ class Choice:
         """Drafters have come: all are asked until they are known."""
         self.drafters |= frozenset(drafters)
         self._best = self.asked = self.drafters
+        if self._auto:
+            self._decide()
 
     def lose(self, drafters: Iterable[str]) -> None:
         """Drafters are gone."""
@@ -99,70 +140,72 @@ class Choice:
         self.asked &= self.drafters
 
     def proposed(self, drafter: str, base_len: int, tree: TokenTree, delay_s: float | None) -> None:
-        """A drafter has proposed; `delay_s` is None where it was not the answer to one commit."""
-        if not self._rounds or self._rounds[-1].base_len != base_len:
-            self._rounds = [*self._rounds[-3:], _Round(base_len)]
-        self._rounds[-1].trees[drafter] = tree
+        """A drafter has proposed; `delay_s` is None where it was not the answer to one commit.
+
+        Trees that are sent again for a base, because they have grown, come too late for its step.
+        """
+        trees = self._round(base_len).trees
+        if drafter in trees:
+            return
+        trees[drafter] = tree.cut(self._max_nodes, len(tree))
         if delay_s is not None:
             for records, rate in self._learning:
                 records.delay.setdefault(drafter, Average()).observe(delay_s, rate)
 
-    def committed(self, tokens: Sequence[int], step_s: float, drafted: bool) -> None:
-        """All committed tokens, after a round that took `step_s` on the target; decides who is asked."""
+    def committed(self, tokens: Sequence[int], committed: m.Committed) -> None:
+        """All committed tokens, and the round that ended with them; decides who is asked."""
+        self._round(committed.base_len).asked = self.asked
+        self._round(committed.base_len).accepted = committed.accepted
         for records, rate in self._learning:
-            step = records.drafted_step if drafted else records.plain_step
-            step.observe(step_s, rate)
+            if self.asked:
+                waited = committed.timings.wait_ns / 1e9
+                records.wait.setdefault(self.asked, Average()).observe(waited, rate)
+            records.price, records.pace = committed.price, committed.pace
         self._judge(tokens)
         if self._auto:
             self._decide()
 
-    def delay_s(self) -> float:
-        """How long those that are asked take to propose, the slowest of them, in seconds; 0 if unknown."""
-        delays = (self._own.delay[d].value for d in self.asked if d in self._own.delay)
-        return max((delay for delay in delays if delay is not None), default=0.0)
-
-    def worth_s(self) -> float | None:
-        """How long the target may wait for those that are asked before it loses by it, in seconds.
-
-        What they are expected to reach saves steps, and their rows make the step longer. None if that is not
-        known yet.
-        """
-        reach = self._own.reach.get(self.asked)
-        drafted = self._own.drafted_step.value
-        if reach is None or reach.value is None or drafted is None:
-            return None
-        plain = self._own.plain_step.value or drafted
-        return max(0.0, reach.value * plain - max(0.0, drafted - plain))
+    def _round(self, base_len: int) -> _Round:
+        found = next((r for r in self._rounds if r.base_len == base_len), None)
+        if found is None:
+            found = _Round(base_len)
+            self._rounds = [*self._rounds[-_ROUNDS:], found]
+        return found
 
     def _judge(self, tokens: Sequence[int]) -> None:
         left = []
         for judged in self._rounds:
-            reached = {
-                drafter: _reach(tree, tokens[judged.base_len :])
-                for drafter, tree in judged.trees.items()
-            }
-            if None in reached.values():
+            since = tokens[judged.base_len :]
+            if not since or any(_reach(tree, since) is None for tree in judged.trees.values()):
                 left.append(judged)
                 continue
+            by_price = {d: _by_price(tree, since) for d, tree in judged.trees.items()}
             for drafters in _sets(judged.trees):
-                best = max((reached[drafter] or 0 for drafter in drafters), default=0)
+                reach = [max(by_price[d][level][0] for d in drafters) for level in _LEVELS]
+                rows = [sum(by_price[d][level][1] for d in drafters) for level in _LEVELS]
+                rows = [min(self._max_nodes, count) for count in rows]
                 for records, rate in self._learning:
-                    records.reach.setdefault(drafters, Average()).observe(best, rate)
+                    records.judged(drafters, reach, rows, rate)
+                    if drafters == judged.asked and judged.accepted is not None and reach[0]:
+                        records.used.observe(min(1.0, judged.accepted / reach[0]), rate)
         self._rounds = left
 
     def _decide(self) -> None:
-        speeds = {
-            drafters: self._own.speed(drafters) for drafters in (*_sets(self.drafters), frozenset())
+        gains = {
+            drafters: self._own.gain(drafters)
+            for drafters in (*_sets(self.drafters), frozenset[str]())
         }
-        known = {drafters: speed for drafters, speed in speeds.items() if speed is not None}
+        known = {drafters: gain for drafters, gain in gains.items() if gain is not None}
         if self.drafters not in known:
+            self.asked = self.drafters
             return  # Not everyone was seen yet: all are asked.
-        # A larger set, and plain decoding, have to win by more than what noise may give.
-        best = max(known, key=lambda drafters: known[drafters] * _MARGIN ** abs(len(drafters) - 1))
+        # A larger set, and any, have to win by more than what noise may give.
+        best = max(known, key=lambda drafters: known[drafters] - _MARGIN * len(drafters))
         if best != self._best:
             self._best, self._pause = best, _FIRST_PAUSE
         self._since_all += 1
-        if self._best == self.drafters or self._since_all > self._pause:
+        hopeless = self._own.price >= PRICES[-1]
+        if self._best == self.drafters or (self._since_all > self._pause and not hopeless):
             if self._best != self.drafters:
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._since_all = 0
@@ -181,12 +224,21 @@ def _sets(drafters: Iterable[str]) -> list[Set]:
     return [frozenset(chosen) for size in sizes for chosen in combinations(names, size)]
 
 
-def _reach(tree: TokenTree, tokens: Sequence[int]) -> int | None:
-    """How many tokens a tree foretold; None while it might have foretold more."""
+def _by_price(tree: TokenTree, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """(tokens reached, rows) at each of PRICES, where nodes likelier than the price are verified."""
+    found = []
+    for price in PRICES:
+        rows = sum(score > price for score in tree.scores)
+        found.append((_reach(tree.cut(rows, len(tree)), tokens, complete=True) or 0, rows))
+    return found
+
+
+def _reach(tree: TokenTree, tokens: Sequence[int], complete: bool = False) -> int | None:
+    """How many tokens a tree foretold; None while it might have foretold more, unless that is `complete`."""
     node = ANCHOR
     for depth, token in enumerate(tokens):
         child = tree.child(node, token)
         if child is None:
             return depth
         node = child
-    return None if tree.has_children(node) else len(tokens)
+    return None if tree.has_children(node) and not complete else len(tokens)

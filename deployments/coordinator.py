@@ -19,11 +19,12 @@ import grpc.aio
 from deployments.choice import Records
 from deployments.config import AppConfig, CoordinatorThresholds
 from deployments.lease import WorkerPool
+from deployments.metrics import Metrics
 from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
 from workers import limits
-from workers.request import SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
@@ -49,6 +50,7 @@ class SpeculationOptions:
     drafters: tuple[str, ...] = ()
     max_draft_tokens: int | None = None
     tree: bool = True
+    mode: Mode = DEFAULT_MODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Coordinator:
         self._targets = targets
         self._drafts = drafts
         self._records = Records()
+        self.metrics = Metrics()
         self._model: ServedModel | None = None
         self._learning = asyncio.create_task(self._learn())
 
@@ -176,7 +179,12 @@ class Coordinator:
     def generation(self, request: GenerationRequest) -> Generation:
         """A generation for the request; it starts when its pieces are iterated."""
         return Generation(
-            request, self._targets, self._drafts, self.thresholds.max_patience_ms, self._records
+            request,
+            self._targets,
+            self._drafts,
+            self.thresholds.max_patience_ms,
+            self._records,
+            self.metrics.ended,
         )
 
     async def workers(self) -> list[tuple[m.WorkerInfo, str, pb.WorkerStatus]]:
@@ -273,4 +281,5 @@ class Coordinator:
             max_draft_tokens=min(wanted, allowed),
             tree=options.tree,
             auto=auto,
+            mode=options.mode,
         )

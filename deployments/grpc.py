@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, cast, get_args
 
 from ray.serve.grpc_util import RayServegRPCContext
 
@@ -13,6 +13,7 @@ from deployments.round import Piece
 from deployments.stats import RequestStats
 from protos import inference_pb2 as pb
 from workers import limits
+from workers.request import DEFAULT_MODE, Mode
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, PermissionDenied, ServiceError
 
@@ -152,9 +153,19 @@ def _options(request: pb.GenerateRequest) -> Options:
             if speculation.HasField("max_draft_tokens")
             else None,
             tree=speculation.tree if speculation.HasField("tree") else True,
+            mode=_mode(speculation.mode),
         ),
         timeout_s=request.timeout_ms / 1000 or None,
     )
+
+
+def _mode(name: str) -> Mode:
+    modes = get_args(Mode)
+    if name and name not in modes:
+        raise InvalidRequest(
+            f"mode must be one of {', '.join(modes)}, not {name!r}", "speculation.mode"
+        )
+    return cast(Mode, name or DEFAULT_MODE)
 
 
 def _response(request_id: str, piece: Piece) -> pb.GenerateResponse:

@@ -16,22 +16,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from deployments.choice import Choice, Records
 from deployments.lease import WorkerPool
-from deployments.patience import Patience
 from deployments.stats import RequestStats
-from workers.request import SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel
 from workers.rpc.errors import DeadlineExceeded, FailedPrecondition, ServiceError, from_code
-from workers.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
 DRAFT_RETRY_SECONDS = 1.0
+REMEMBERED_COMMITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Speculation:
     max_draft_tokens: int = 0
     tree: bool = True
     auto: bool = False
+    mode: Mode = DEFAULT_MODE
 
     @property
     def enabled(self) -> bool:
@@ -93,22 +93,27 @@ class Generation:
         drafts: WorkerPool | None,
         max_patience_ms: float,
         records: Records,
+        ended: Callable[[RequestStats], None],
     ) -> None:
         self.request = request
         self.stats = RequestStats()
         self._targets = targets
         self._drafts = drafts
-        self._patience = Patience(max_patience_ms)
+        self._max_patience_ms = max_patience_ms
+        self._ended = ended
         self._tokens = list(request.prompt)
         self._target: Channel
         self._vocabulary = ""
         self._draft: Channel | None = None
         self._beside: frozenset[str] = frozenset()
-        self._choice = Choice(records, request.speculation.auto)
-        self._told: tuple[frozenset[str], bool] = (frozenset(), True)
-        self._expected: frozenset[str] = frozenset()
+        self._choice = Choice(
+            records, request.speculation.auto, request.speculation.max_draft_tokens
+        )
+        self._asked = m.Asked(frozenset(), frozenset())
+        self._drafted_to = 0
+        self._reads_features = self._features_come = False
+        self._features_from = 0
         self._committed_at: dict[int, float] = {}
-        self._offers: dict[str, m.Proposal] = {}
         self._draft_lost = asyncio.Event()
         self._piece = Piece()
         self._error: ServiceError | None = None
@@ -121,11 +126,12 @@ class Generation:
         running on the workers.
         """
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(lambda: self._ended(self.stats))
             lease = await stack.enter_async_context(self._targets.lease(self.request.deadline))
             self._vocabulary = lease.connection.info.vocabulary_fingerprint
             self._beside = self._usable(lease.connection.info)
             self._join(self._beside)
-            self._told = (self._beside, True)
+            self._asked = m.Asked(self._choice.asked, frozenset())
             self._target = lease.connection.open(
                 self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
             )
@@ -146,7 +152,7 @@ class Generation:
                     raise self._error
 
     def proposed(self, proposal: m.Proposal) -> None:
-        """Propose: what the drafters offer for what is committed now goes to the target as one tree."""
+        """Propose: what a drafter offers goes to the target, unless the answer has left it already."""
         if proposal.base_len > len(self._tokens):
             return  # For tokens that nobody has committed.
         self.stats.proposed(proposal)
@@ -156,21 +162,11 @@ class Generation:
             # The target has it already; what counts is how long it took there.
             delay_s = (proposal.wait_ns + proposal.draft_ns) / 1e9
         self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
-        if proposal.drafter not in self._expected:
+        if proposal.drafter not in self._asked.elsewhere:
             return
-        self._offers[proposal.drafter] = proposal
-        tree = TokenTree()
-        for drafter, offer in list(self._offers.items()):
-            rest = offer.tree.rebase(self._tokens[offer.base_len :])
-            if rest is None or not (rest or offer.base_len == len(self._tokens)):
-                # The answer has left it, or outgrown it.
-                del self._offers[drafter]
-            else:
-                tree = tree.merge(rest)
-        answered = {d for d, o in self._offers.items() if o.base_len == len(self._tokens)}
-        partial = not self._expected <= answered
-        if tree or not partial:
-            self._target.send(m.Propose(len(self._tokens), tree, partial))
+        late = proposal.base_len < len(self._tokens)
+        if not late or proposal.tree.rebase(self._tokens[proposal.base_len :]):
+            self._target.send(m.Propose(proposal.drafter, proposal.base_len, proposal.tree))
 
     def committed(self, committed: m.Committed) -> None:
         """Commit: what the target verified goes to the drafter. Emit: and to the client."""
@@ -178,8 +174,7 @@ class Generation:
         self._tokens += committed.tokens
         if not first:
             self.stats.committed(committed)
-            step_s = committed.timings.step_ns / 1e9
-            self._choice.committed(self._tokens, step_s, committed.drafted > 0)
+            self._choice.committed(self._tokens, committed)
         if self._choice.drafters:
             self._tell_drafters(committed)
         if self.request.prompt_only:
@@ -194,8 +189,9 @@ class Generation:
         self._piece.prompt_logprobs += scored.logprobs
 
     def featured(self, features: m.Features) -> None:
-        """Features of what was committed before the drafter came."""
+        """Features of what was committed before the drafter came, or while it was not asked."""
         if self._draft is not None:
+            self._features_from = features.end
             self._draft.send(features)
 
     def finished(self, finished: m.Finished) -> None:
@@ -221,28 +217,46 @@ class Generation:
         self._draft_lost.set()
 
     def _tell_drafters(self, committed: m.Committed) -> None:
-        """What was committed, and who is to propose; those beside the target know the first already."""
-        asked = self._choice.asked
-        if self._draft is not None:
-            features = () if committed.features is None else (committed.features,)
-            self._draft.send(m.Commit(committed.base_len, committed.tokens, features, asked))
-        told = (asked & self._beside, bool(asked - self._beside))
-        if self._beside and told != self._told:
-            self._told = told
-            self._target.send(m.Asked(*told))
-        self._expected = asked - self._beside
-        for drafter in self._offers.keys() - self._expected:
-            del self._offers[drafter]
-        self._committed_at = {len(self._tokens): time.monotonic()} | {
-            base: at for base, at in self._committed_at.items() if base > len(self._tokens) - 64
-        }
-        if asked:
-            worth_s = self._choice.worth_s()
-            if worth_s is None:
-                worth_s = committed.timings.step_ns / 1e9
-            self._set_patience(self._patience.committed(worth_s, self._choice.delay_s()))
-        else:
-            self._set_patience(self._patience.lost())
+        """Who is to propose, and what was committed; those beside the target know the second already.
+
+        A draft worker where nobody is asked hears nothing until somebody is.
+        """
+        self._ask(self._choice.asked)
+        now = time.monotonic()
+        self._committed_at[len(self._tokens)] = now
+        if len(self._committed_at) > REMEMBERED_COMMITS:
+            del self._committed_at[next(iter(self._committed_at))]
+        if self._draft is None or not self._asked.elsewhere:
+            return
+        features: tuple[m.Features, ...] = ()
+        if not self._features_come:
+            self._want_features()
+        elif committed.features is not None:
+            features = (committed.features,)
+            self._features_from = committed.features.end
+        tokens = tuple(self._tokens[self._drafted_to :])
+        self._draft.send(
+            m.Commit(
+                self._drafted_to,
+                tokens,
+                features,
+                self._asked.elsewhere,
+                committed.price,
+                committed.pace,
+            )
+        )
+        self._drafted_to = len(self._tokens)
+
+    def _ask(self, drafters: frozenset[str]) -> None:
+        """These are to answer commits from now on; the target waits for nobody else."""
+        asked = m.Asked(drafters & self._beside, drafters - self._beside)
+        if asked == self._asked:
+            return
+        if self._features_come and not asked.elsewhere:
+            self._features_come = False
+            self._target.send(m.FeaturesWanted(None))
+        self._asked = asked
+        self._target.send(asked)
 
     async def _wait_for_news(self) -> None:
         try:
@@ -268,8 +282,15 @@ class Generation:
                     self._draft = lease.connection.open(
                         self._open_draft(lease.lease_id, joining), lambda channel: _DraftSide(self)
                     )
+                    self._drafted_to = len(self._tokens)
+                    infos = [d for d in lease.connection.info.drafters if d.name in joining]
+                    self._reads_features = any(info.needs_features for info in infos)
+                    self._features_come = False
+                    window = max(info.feature_window for info in infos)
+                    self._features_from = max(0, len(self._tokens) - window)
                     self._join(joining)
-                    self._want_features(lease.connection.info)
+                    self._ask(self._choice.asked)
+                    self._want_features()
                     try:
                         await self._draft_lost.wait()
                     finally:
@@ -281,15 +302,11 @@ class Generation:
                 self._lose(self._choice.drafters - self._beside)
             await asyncio.sleep(DRAFT_RETRY_SECONDS)
 
-    def _want_features(self, worker: m.WorkerInfo) -> None:
-        windows = [
-            drafter.feature_window
-            for drafter in worker.drafters
-            if drafter.name in self._choice.drafters and drafter.needs_features
-        ]
-        if windows:
-            first = max(0, len(self._tokens) - max(windows))
-            self._target.send(m.FeaturesWanted(first))
+    def _want_features(self) -> None:
+        """Ask for the features that the drafters elsewhere have not got, and for those to come."""
+        if self._reads_features and self._asked.elsewhere:
+            self._features_come = True
+            self._target.send(m.FeaturesWanted(self._features_from))
 
     def _usable(self, worker: m.WorkerInfo) -> frozenset[str]:
         """The drafters of a worker that this request wants and that work on the target's vocabulary."""
@@ -304,20 +321,11 @@ class Generation:
 
     def _join(self, drafters: frozenset[str]) -> None:
         self._choice.join(drafters)
-        self._expected = self._choice.asked - self._beside
         self.stats.drafter = "+".join(sorted(self._choice.drafters))
 
     def _lose(self, drafters: Iterable[str]) -> None:
         self._choice.lose(drafters)
-        self._expected &= self._choice.drafters
-        for drafter in self._offers.keys() - self._choice.drafters:
-            del self._offers[drafter]
-        if not self._choice.drafters:
-            self._set_patience(self._patience.lost())
-
-    def _set_patience(self, milliseconds: float | None) -> None:
-        if milliseconds is not None:
-            self._target.send(m.Patience(milliseconds))
+        self._ask(self._choice.asked)
 
     def _open_target(self, lease_id: str) -> m.OpenTarget:
         return m.OpenTarget(
@@ -330,9 +338,11 @@ class Generation:
             prompt_logprobs=self.request.prompt_logprobs,
             show_special_tokens=self.request.show_special_tokens,
             priority=self.request.priority,
+            patience_ms=self._max_patience_ms,
             drafters=tuple(sorted(self._beside)),
             max_nodes=self.request.speculation.max_draft_tokens,
             chain=not self.request.speculation.tree,
+            mode=self.request.speculation.mode,
         )
 
     def _open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:
@@ -345,6 +355,7 @@ class Generation:
             max_nodes=speculation.max_draft_tokens,
             chain=not speculation.tree,
             max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
+            mode=speculation.mode,
         )
 
 

@@ -7,6 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    SEQUENTIAL: _ClassVar[Mode]
+    PIPELINED: _ClassVar[Mode]
+    MULTIBRANCH: _ClassVar[Mode]
+MODE_UNSPECIFIED: Mode
+SEQUENTIAL: Mode
+PIPELINED: Mode
+MULTIBRANCH: Mode
+
 class ToTarget(_message.Message):
     __slots__ = ("hello", "messages")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -16,22 +27,20 @@ class ToTarget(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ToTargetMessage, _Mapping]]] = ...) -> None: ...
 
 class ToTargetMessage(_message.Message):
-    __slots__ = ("session", "open", "propose", "patience", "close", "features_wanted", "asked")
+    __slots__ = ("session", "open", "propose", "close", "features_wanted", "asked")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
-    PATIENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_WANTED_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     session: int
     open: OpenTarget
     propose: Propose
-    patience: Patience
     close: Close
     features_wanted: FeaturesWanted
     asked: Asked
-    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., patience: _Optional[_Union[Patience, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., features_wanted: _Optional[_Union[FeaturesWanted, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., features_wanted: _Optional[_Union[FeaturesWanted, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ...) -> None: ...
 
 class FromTarget(_message.Message):
     __slots__ = ("info", "messages")
@@ -190,7 +199,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "prefix_queries", "prefix_hits")
+    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "prefix_queries", "prefix_hits")
     RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +212,19 @@ class WorkerStatus(_message.Message):
     PROPOSALS_USED_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_REBASED_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NODES_PRICED_OUT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NS_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_NS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     running_sessions: int
@@ -217,9 +239,22 @@ class WorkerStatus(_message.Message):
     proposals_used: int
     proposals_rebased: int
     proposals_dropped: int
+    tokens_drafted: int
+    tokens_accepted: int
+    nodes_priced_out: int
+    waits: int
+    wait_ns: int
+    step_ns: int
+    price: float
+    drift: float
+    proposals: int
+    hits: int
+    proposals_again: int
+    draft_ns: int
+    growth_ns: int
     prefix_queries: int
     prefix_hits: int
-    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
+    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores", "laws")
@@ -299,24 +334,8 @@ class Features(_message.Message):
     data: bytes
     def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
-class DepthCount(_message.Message):
-    __slots__ = ("tested", "accepted", "expected")
-    TESTED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_FIELD_NUMBER: _ClassVar[int]
-    tested: int
-    accepted: int
-    expected: float
-    def __init__(self, tested: _Optional[int] = ..., accepted: _Optional[int] = ..., expected: _Optional[float] = ...) -> None: ...
-
-class Calibration(_message.Message):
-    __slots__ = ("depths",)
-    DEPTHS_FIELD_NUMBER: _ClassVar[int]
-    depths: _containers.RepeatedCompositeFieldContainer[DepthCount]
-    def __init__(self, depths: _Optional[_Iterable[_Union[DepthCount, _Mapping]]] = ...) -> None: ...
-
 class OpenTarget(_message.Message):
-    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "held_back", "epoch", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain")
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "held_back", "epoch", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +352,7 @@ class OpenTarget(_message.Message):
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -349,23 +369,18 @@ class OpenTarget(_message.Message):
     drafters: _containers.RepeatedScalarFieldContainer[str]
     max_nodes: int
     chain: bool
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ...) -> None: ...
+    mode: Mode
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("base_len", "tree", "partial")
+    __slots__ = ("base_len", "tree", "drafter")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
-    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tree: Tree
-    partial: bool
-    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., partial: _Optional[bool] = ...) -> None: ...
-
-class Patience(_message.Message):
-    __slots__ = ("milliseconds",)
-    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
-    milliseconds: float
-    def __init__(self, milliseconds: _Optional[float] = ...) -> None: ...
+    drafter: str
+    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class FeaturesWanted(_message.Message):
     __slots__ = ("first_position",)
@@ -374,19 +389,19 @@ class FeaturesWanted(_message.Message):
     def __init__(self, first_position: _Optional[int] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("drafters", "elsewhere")
-    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("beside", "elsewhere")
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
-    drafters: _containers.RepeatedScalarFieldContainer[str]
-    elsewhere: bool
-    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
+    beside: _containers.RepeatedScalarFieldContainer[str]
+    elsewhere: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, beside: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "calibration", "timings", "features", "held_back")
+    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "held_back", "pace")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -395,10 +410,10 @@ class Committed(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
@@ -407,11 +422,11 @@ class Committed(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     text: str
     price: float
-    calibration: Calibration
     timings: TargetTimings
     features: Features
     held_back: str
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ...) -> None: ...
+    pace: float
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ..., pace: _Optional[float] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")
@@ -472,7 +487,7 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("lease_id", "tokens", "sampling", "drafters", "max_nodes", "chain", "max_len", "price")
+    __slots__ = ("lease_id", "tokens", "sampling", "drafters", "max_nodes", "chain", "max_len", "mode")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -480,7 +495,7 @@ class OpenDraft(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     MAX_LEN_FIELD_NUMBER: _ClassVar[int]
-    PRICE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -488,26 +503,26 @@ class OpenDraft(_message.Message):
     max_nodes: int
     chain: bool
     max_len: int
-    price: float
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., max_len: _Optional[int] = ..., price: _Optional[float] = ...) -> None: ...
+    mode: Mode
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., max_len: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("base_len", "tokens", "price", "calibration", "features", "asked", "quiet")
+    __slots__ = ("base_len", "tokens", "price", "pace", "features", "asked", "quiet")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     QUIET_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     price: float
-    calibration: Calibration
+    pace: float
     features: _containers.RepeatedCompositeFieldContainer[Features]
     asked: _containers.RepeatedScalarFieldContainer[str]
     quiet: bool
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., asked: _Optional[_Iterable[str]] = ..., quiet: _Optional[bool] = ...) -> None: ...
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., pace: _Optional[float] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., asked: _Optional[_Iterable[str]] = ..., quiet: _Optional[bool] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("base_len", "tree", "drafter", "hit", "timings")

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import torch
 
-from deployments import round as round_module
 from deployments.choice import Records
 from deployments.config import AppConfig
 from deployments.coordinator import Coordinator
@@ -21,16 +20,19 @@ from deployments.lease import Lease
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
-from workers.checkpoint import FeatureKind
 from workers.draft.config import DraftConfig, DrafterConfig, EagleConfig, LookupConfig
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.engine.rows import RowBatch
+from workers.pricing import StepTimes
 from workers.request import SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
 from workers.target.config import TargetConfig
+from workers.target.counters import Counters
+from workers.target.policy import Policy
 from workers.target.server import TargetWorker
+from workers.target.session import TargetSession
 from workers.tree import ANCHOR, TokenTree
 
 
@@ -99,40 +101,44 @@ class Answer:
         assert all(0 <= rate <= 1 for rate in stats.acceptance_by_depth)
 
 
-class PatientPatience:
-    """Always waits for the drafter, so that a test sees what it drafts."""
+class PatientPolicy(Policy):
+    """Waits for every drafter and verifies all that it proposes, so that a test sees what it drafts."""
 
-    def __init__(self, max_ms: float) -> None:
-        self._told = False
+    def __init__(self, times: StepTimes, counters: Counters) -> None:
+        super().__init__(times, counters)
+        self._joined: set[TargetSession] = set()
 
-    def committed(self, worth_s: float, delay_s: float) -> float | None:
-        told, self._told = self._told, True
-        return None if told else 10_000.0
+    def start(self, sessions: Sequence[TargetSession], now: float) -> float:
+        until = now
+        for session in sessions:
+            session.open_mailbox()
+            # Before a draft worker has joined, nobody is named whom one could wait for.
+            if session.proposals.elsewhere or session.beside is not None:
+                self._joined.add(session)
+            if session.request.max_nodes and (session.missing or session not in self._joined):
+                until = max(until, session.ready_since + 10.0)
+        return until
 
-    def lost(self) -> float | None:
-        self._told = False
-        return 0.0
+    def price(self, sessions: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def select(
+        self, sessions: Sequence[TargetSession], other_rows: int, most: int
+    ) -> dict[TargetSession, TokenTree]:
+        super().select(sessions, other_rows, most)
+        trees = {}
+        for session in sessions:
+            trees[session] = session.candidates().cut(max(0, most), most)
+            most -= len(trees[session])
+        return trees
 
 
-class PatientGeneration(Generation):
-    """Waits for its drafters from the first token on: a tiny target would be done before they come."""
-
-    def _open_target(self, lease_id: str) -> m.OpenTarget:
-        opened = super()._open_target(lease_id)
-        patience = 10_000.0 if self.request.speculation.enabled else 0.0
-        return dataclasses.replace(opened, patience_ms=patience)
-
-
-class ReplayDrafter:
+class ReplayDrafter(Drafter):
     """Drafts from known answers, with mistakes of a chosen style.
 
     "true" proposes what will come, "wrong" what will not, "mixed" true tokens hidden among wrong ones,
     some left out.
     """
-
-    vocabulary_fingerprint = ""
-    feature_window = 0
-    feature_kind: FeatureKind | None = None
 
     def __init__(self, style: str, vocab_size: int) -> None:
         self.style = style
@@ -159,7 +165,7 @@ class ReplayDrafter:
     def close(self, session: int) -> None:
         del self._sessions[session]
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree | None]:
         time.sleep(self.delay_s)
         if self.fail:
             raise RuntimeError("told to fail")
@@ -195,9 +201,7 @@ class Harness:
         targets: LocalPool,
         drafts: LocalPool,
         drafters: Mapping[str, Drafter | None],
-        patient: bool,
     ) -> None:
-        self._generation = PatientGeneration if patient else Generation
         self.targets = targets
         self.drafts = drafts
         self.drafters = drafters
@@ -260,12 +264,13 @@ class Harness:
         return answer
 
     def generation(self, request: GenerationRequest) -> Generation:
-        return self._generation(
+        return Generation(
             request,
             self.targets,
             self.drafts,
             max_patience_ms=self.max_patience_ms,
             records=self.records,
+            ended=lambda stats: None,
         )
 
     async def idle(self, within_s: float = 1.0) -> None:
@@ -361,16 +366,15 @@ async def harness(
     await target_worker.start()
     await draft_worker.start()
     targets, drafts = LocalPool(TARGET, target_worker), LocalPool(DRAFT, draft_worker)
-    original = round_module.Patience
     if patient:
-        round_module.Patience = PatientPatience  # type: ignore[misc, assignment]
+        policy = target_worker._scheduler.policy
+        target_worker._scheduler.policy = PatientPolicy(policy.times, target_worker._counters)
     if slow:
         _slow_down(target_worker)
     try:
         named = made or {config.name: None for config in configs}
-        yield Harness(targets, drafts, {**named, **beside}, patient)
+        yield Harness(targets, drafts, {**named, **beside})
     finally:
-        round_module.Patience = original  # type: ignore[misc]
         await targets.close()
         await drafts.close()
         await target_worker.stop()

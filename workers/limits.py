@@ -5,13 +5,16 @@ A peer that exceeds one is refused before anything is allocated for it.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """One gRPC message; a tokenizer file is the largest that is expected."""
 
 MAX_TREE_NODES: Final = 256
 """Drafted nodes of one tree, whatever a worker's own limit says."""
+
+LOOKAHEAD: Final = 4
+"""A proposal holds at most this many times the nodes that one step verifies: the rest is for later steps."""
 
 MAX_SEQUENCE_TOKENS: Final = 4 * 1024 * 1024
 """Tokens in one message."""

@@ -2,8 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from workers import limits
+
+Mode = Literal["sequential", "pipelined", "multibranch"]
+"""What a drafter does while the target verifies: nothing, or it goes on behind the likeliest path, or behind
+all likely ones (SwiftSpec, arXiv 2506.11309; Saguaro, arXiv 2603.03251)."""
+
+DEFAULT_MODE: Final[Mode] = "multibranch"
 
 
 @dataclass(frozen=True, slots=True)

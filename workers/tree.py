@@ -84,6 +84,24 @@ class TokenTree:
                 kept.append(node)
         return self._select(kept, root)
 
+    def judge(self, tokens: Sequence[int]) -> tuple[int, float]:
+        """(levels that foretold their token, levels that should have) on the way of committed `tokens`.
+
+        A level should foretell as often as its children together say.
+        """
+        node, right, expected = ANCHOR, 0, 0.0
+        for token in tokens:
+            children = [i for i in range(node + 1, len(self)) if self.parents[i] == node]
+            above = 1.0 if node == ANCHOR else self.scores[node]
+            if not children or above <= 0.0:
+                break
+            expected += min(1.0, sum(self.scores[child] for child in children) / above)
+            found = next((child for child in children if self.tokens[child] == token), None)
+            if found is None:
+                break
+            node, right = found, right + 1
+        return right, expected
+
     def merge(self, other: "TokenTree") -> "TokenTree":
         """Both trees in one; a path that both contain appears once, with the better score."""
         tokens, parents, scores = list(self.tokens), list(self.parents), list(self.scores)

@@ -51,6 +51,12 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
         """200 once a target has introduced itself, 503 before."""
         return {"status": "ok", "model": service.model.info.model_id}
 
+    @app.get("/metrics")
+    async def metrics(service: Service) -> Response:
+        """Prometheus's text format: what this coordinator's answers took, and the workers' counters."""
+        text = service.metrics.text(await service.workers())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
     @app.get("/v1/models")
     async def models(service: Service) -> dict[str, Any]:
         """The served model."""
@@ -141,6 +147,7 @@ def _options(body: GenerationBody, max_tokens: int | None, logprobs: int | None)
             drafters=(drafter,) if isinstance(drafter, str) else tuple(drafter),
             max_draft_tokens=body.speculation.max_draft_tokens,
             tree=body.speculation.tree,
+            mode=body.speculation.mode,
         ),
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
+from workers.request import DEFAULT_MODE, Mode
 
 
 def _encodable(text: str) -> str:
@@ -75,7 +76,7 @@ class SpeculationBody(BaseModel):
     )
     tree: bool = Field(True, description="false drafts chains only")
     verification: Literal["coupled"] = "coupled"
-    mode: Literal["sequential"] = "sequential"
+    mode: Mode = Field(DEFAULT_MODE, description="what drafters do while the target verifies")
     stats: bool = Field(False, description="add a `speculation` object to the answer")
 
 

@@ -224,10 +224,12 @@ async def test_duplicates_and_strange_bases_are_harmless() -> None:
             recorder = Recorder()
             channel = lease.connection.open(open_target(lease.lease_id), lambda channel: recorder)
             tree = TokenTree.chain([1, 2, 3], [0.9, 0.8, 0.7])
+            channel.send(m.Asked(frozenset(), frozenset(["test"])))
             while not recorder.over.is_set():
                 for base in (0, len(PROMPT), len(PROMPT) + 5, 10_000):
-                    channel.send(m.Propose(base, tree))
-                    channel.send(m.Propose(base, tree))
+                    channel.send(m.Propose("test", base, tree))
+                    channel.send(m.Propose("test", base, tree))
+                    channel.send(m.Propose("stranger", base, tree))
                     await asyncio.sleep(0)
                 await asyncio.sleep(0.001)
         tokens = [t for c in recorder.messages if isinstance(c, m.Committed) for t in c.tokens]

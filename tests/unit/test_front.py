@@ -1,4 +1,4 @@
-"""The front door's parts: schema, tokenizer, statistics, patience."""
+"""The front door's parts: schema, tokenizer, statistics."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.openai.schema import _NEUTRAL, ChatBody, CompletionBody
-from deployments.patience import Patience
 from deployments.stats import RequestStats
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
@@ -116,17 +115,3 @@ def test_statistics_by_depth() -> None:
     total.add(stats)
     assert total.acceptance_by_depth == stats.acceptance_by_depth
     assert total.rounds == 8
-
-
-def test_patience_is_what_a_proposal_is_worth() -> None:
-    patience = Patience(max_ms=50)
-    assert patience.committed(worth_s=0.02, delay_s=0.0) == 20.0
-    # Small changes are not told.
-    assert patience.committed(worth_s=0.022, delay_s=0.0) is None
-    assert patience.committed(worth_s=0.2, delay_s=0.01) == 50.0
-    # What takes longer than it saves is not waited for.
-    assert patience.committed(worth_s=0.01, delay_s=0.011) == 0.0
-    assert patience.committed(worth_s=0.01, delay_s=0.012) is None
-    assert patience.committed(worth_s=0.01, delay_s=0.005) == 10.0
-    assert patience.lost() == 0.0
-    assert patience.lost() is None

@@ -35,9 +35,12 @@ MESSAGES = [
                 patience_ms=1.5,
             ),
             m.OpenTarget("l", (1,), 1, SamplingParams(seed=2**63 - 1), StopRules(1)),
-            m.Propose(7, TREE),
-            m.Propose(7, TokenTree()),
-            m.Patience(0.25),
+            m.Propose("eagle", 7, TREE),
+            m.Propose("lookup", 7, TokenTree()),
+            m.FeaturesWanted(0),
+            m.FeaturesWanted(None),
+            m.Asked(frozenset(["a", "b"]), frozenset()),
+            m.Asked(frozenset(), frozenset(["c"])),
             m.Close(),
         ],
     ),
@@ -54,6 +57,8 @@ MESSAGES = [
                 "held",
                 (m.TokenLogprobs(-0.5, ((1, -0.5), (9, -1.5))), m.TokenLogprobs(-2.0)),
                 m.TargetTimings(1, 2, 3),
+                price=0.5,
+                pace=2.0,
             ),
             m.Finished("stop", stop_string="x"),
             m.Finished("stop", stop_token=0),
@@ -65,7 +70,10 @@ MESSAGES = [
         codec.to_draft_codec,
         [
             m.OpenDraft("lease", (1, 2), SAMPLING, ("a", "b"), 8, True, 99),
+            m.OpenDraft("lease", (1, 2), SAMPLING, ("a", "b"), 8, True, 99, "sequential"),
             m.Commit(5, (1, 2, 3)),
+            m.Commit(5, (1, 2, 3), (), frozenset(["a"]), 0.25, 64.0),
+            m.Commit(5, (1, 2, 3), (), frozenset()),
             m.Close(),
         ],
     ),
@@ -111,7 +119,17 @@ def propose(**tree: list) -> pb.ToTarget:
         (
             pb.ToTarget(
                 messages=[
-                    pb.ToTargetMessage(session=1, patience=pb.Patience(milliseconds=float("inf")))
+                    pb.ToTargetMessage(
+                        session=1,
+                        open=pb.OpenTarget(
+                            tokens=[1],
+                            prompt_len=1,
+                            sampling=pb.Sampling(top_p=1.0, repetition_penalty=1.0),
+                            stopping=pb.Stopping(max_tokens=1),
+                            patience_ms=float("inf"),
+                            mode=pb.PIPELINED,
+                        ),
+                    )
                 ]
             ),
             "finite",
@@ -151,14 +169,16 @@ async def test_what_waits_is_conflated_by_session() -> None:
 
 async def test_the_newest_proposal_wins_and_a_close_forgets_what_waits() -> None:
     outbox = Outbox(codec.to_target_codec())
-    outbox.put(1, m.Propose(3, TREE))
-    outbox.put(1, m.Propose(4, TREE))
-    outbox.put(1, m.Patience(1.0))
-    outbox.put(2, m.Propose(9, TREE))
+    outbox.put(1, m.Propose("a", 3, TREE))
+    outbox.put(1, m.Propose("b", 3, TREE))
+    outbox.put(1, m.Propose("a", 4, TREE))
+    outbox.put(2, m.Propose("a", 9, TREE))
     outbox.discard(2)
     frames = [frame async for frame in _closing(outbox)]
-    assert [item.propose.base_len for item in frames[0].messages[:1]] == [4]
-    assert [item.session for item in frames[0].messages] == [1, 1]
+    sent = [
+        (item.session, item.propose.drafter, item.propose.base_len) for item in frames[0].messages
+    ]
+    assert sent == [(1, "b", 3), (1, "a", 4)]
 
 
 async def test_one_message_leaves_at_once_and_order_is_kept() -> None:

@@ -8,10 +8,12 @@ import torch
 from tests import tiny
 from workers.engine.kv_cache import KVPool, KVShape
 from workers.engine.native.attention import NativeAttention
+from workers.pricing import StepTimes
 from workers.request import SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.target.counters import Counters
-from workers.target.scheduler import Policy, Scheduler
+from workers.target.policy import Policy
+from workers.target.scheduler import Order, Scheduler
 from workers.target.session import TargetSession
 from workers.tree import TokenTree
 
@@ -25,13 +27,17 @@ class World:
         self,
         max_num_seqs: int = 2,
         rows: int = 32,
-        policy: Policy = "fcfs",
+        order: Order = "fcfs",
         slots: int = 4096,
     ) -> None:
         shape = KVShape(1, 1, 16, torch.float32, torch.device("cpu"))
         self.pool = KVPool(shape, NativeAttention(), slots)
         self.counters = Counters()
-        self.scheduler = Scheduler(self.pool, None, max_num_seqs, rows, policy, self.counters)
+        # Rows are free: all that is proposed is worth verifying.
+        policy = Policy(StepTimes({(1, 0): 0.01}), self.counters)
+        self.scheduler = Scheduler(
+            self.pool, None, max_num_seqs, rows, order, policy, self.counters
+        )
 
     def session(self, prompt_len: int = 4, max_tokens: int = 3, **request: Any) -> TargetSession:
         opened = m.OpenTarget(
@@ -40,6 +46,7 @@ class World:
             prompt_len,
             SamplingParams(temperature=0),
             StopRules(max_tokens),
+            max_nodes=16,
             **request,
         )
         session = TargetSession(
@@ -51,7 +58,9 @@ class World:
             max_model_len=2048,
             max_tree_nodes=16,
             counters=self.counters,
+            outlooks=self.scheduler.policy.outlooks,
         )
+        session.proposals.elsewhere = frozenset(["test"])
         self.scheduler.add(session)
         return session
 
@@ -81,7 +90,7 @@ def test_first_come_first_served() -> None:
 
 
 def test_smaller_priorities_go_first_where_the_policy_says_so() -> None:
-    world = World(max_num_seqs=1, policy="priority")
+    world = World(max_num_seqs=1, order="priority")
     late, middle, early = world.session(priority=5), world.session(), world.session(priority=-5)
     same = world.session(priority=-5)
     assert world.order() == [early, same, middle, late]
@@ -127,21 +136,22 @@ def test_a_tree_is_cut_to_rows_and_slots_and_never_preempts() -> None:
     while not one.decoding:
         world.step()
     tree = TokenTree.chain([9] * 12, [0.9] * 12)
-    one.mailbox = m.Propose(len(one.tokens), tree)
+    one.proposals.put("test", len(one.tokens), tree)
     assert world.step()[one] == 8
     other = world.session(prompt_len=20, max_tokens=12)
     while not other.decoding:
         world.step()
     for _ in range(6):
         for session in (one, other):
-            session.mailbox = m.Propose(len(session.tokens), TokenTree.chain([9] * 7, [0.9] * 7))
+            chain = TokenTree.chain([9] * 7, [0.9] * 7)
+            session.proposals.put("test", len(session.tokens), chain)
         world.step()
         world.pool.check_integrity()
     assert world.counters.preemptions == 0 or one.finished is None
 
 
 def test_the_least_important_gives_way_and_comes_back() -> None:
-    world = World(max_num_seqs=3, slots=96, policy="priority")
+    world = World(max_num_seqs=3, slots=96, order="priority")
     important = world.session(prompt_len=20, max_tokens=60, priority=-1)
     other = world.session(prompt_len=20, max_tokens=60)
     for _ in range(400):

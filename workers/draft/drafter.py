@@ -1,26 +1,40 @@
 """What a drafter is: whatever can propose the tokens that come next."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from workers import limits
 from workers.checkpoint import FeatureKind
-from workers.request import SamplingParams
+from workers.request import Mode, SamplingParams
 from workers.rpc.messages import Features
 from workers.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One proposal that is asked for: at most `max_nodes` nodes, none deeper than `max_depth`."""
+    """What is wanted for a session.
+
+    A step of the target verifies at most `max_nodes` nodes, likelier than `price` each; none is deeper than
+    `max_depth`. While the target waits, a second costs `pace` tokens. Trees may hold more nodes, for later
+    steps.
+    """
 
     session: int
     max_nodes: int
     max_depth: int
     chain: bool
+    mode: Mode = "sequential"
+    price: float = 0.0
+    pace: float = 0.0
+
+    @property
+    def sent_nodes(self) -> int:
+        """Nodes of a proposal at most."""
+        return min(limits.MAX_TREE_NODES, limits.LOOKAHEAD * self.max_nodes)
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Proposes token trees for many sessions. All calls come from one thread.
 
     Nothing that it returns can make an answer wrong: the target verifies every token.
@@ -29,18 +43,33 @@ class Drafter(Protocol):
     `feature_kind` which.
     """
 
-    vocabulary_fingerprint: str
-    feature_window: int
-    feature_kind: FeatureKind | None
+    vocabulary_fingerprint: str = ""
+    feature_window: int = 0
+    feature_kind: FeatureKind | None = None
 
+    @abstractmethod
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """A session begins with these committed tokens."""
 
+    @abstractmethod
     def observe(self, session: int, tokens: Sequence[int], features: Sequence[Features]) -> None:
         """These tokens were committed; features are of positions before them, where the drafter reads any."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        """One tree for each ask, in order; an empty one proposes nothing."""
+    @abstractmethod
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree | None]:
+        """One tree for each ask, in order; an empty one proposes nothing, None is not ready yet."""
 
+    @abstractmethod
     def close(self, session: int) -> None:
         """The session is over."""
+
+    def recall(self, ask: Ask) -> TokenTree | None:
+        """What is known for a session without drafting anew: a hit, or None."""
+        return None
+
+    def grow(self, asks: Sequence[Ask]) -> list[TokenTree | None]:
+        """One more pass while the target verifies; trees that are worth sending again, else None.
+
+        Empty if there is nothing more to do for any of these sessions.
+        """
+        return []

@@ -4,13 +4,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from workers.draft import drafters
 from workers.draft.config import DrafterConfig, LookupConfig
 from workers.draft.drafter import Drafter
-from workers.draft.loop import DraftLoop
+from workers.draft.loop import DraftCounters, DraftLoop
 from workers.draft.session import DraftSession
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, ProtocolError
@@ -60,6 +60,12 @@ class DrafterGroup:
     def num_sessions(self) -> int:
         """Sessions that are open, once for each of their drafters."""
         return sum(loop.num_sessions for loop in (*self._loops.values(), *self._retired))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What all drafters have done, by the names of DraftCounters."""
+        every = [asdict(loop.counters) for loop in self._loops.values()]
+        return {field.name: sum(c[field.name] for c in every) for field in fields(DraftCounters)}
 
     def start(self) -> None:
         """Start the threads."""

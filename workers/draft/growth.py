@@ -54,6 +54,26 @@ class Grown:
         leaves.sort(key=lambda node: (-self.scores[node], node))
         return leaves[:width]
 
+    def likeliest_leaf(self, floor: float, max_depth: int) -> list[int]:
+        """The end of the path that takes the likeliest child everywhere; none if it is below the limits."""
+        node, depth = ANCHOR, 0
+        while True:
+            children = [i for i, parent in enumerate(self.parents) if parent == node]
+            if not children:
+                return []
+            node, depth = max(children, key=lambda i: (self.scores[i], -i)), depth + 1
+            if depth >= max_depth or self.scores[node] < floor:
+                return []
+            if self.rows[node] == UNEXPANDED:
+                return [node]
+
+    @property
+    def looked_behind(self) -> float:
+        """How likely it is, summed over nodes, that a node is reached behind which something is known."""
+        return sum(
+            score for score, row in zip(self.scores, self.rows, strict=True) if row != UNEXPANDED
+        )
+
     def bar(self, count: int) -> float:
         """The score of the `count`-th best node, 0 if there are fewer: what hangs under worse is not sent."""
         if len(self.scores) < count:

@@ -1,17 +1,31 @@
-"""A drafter's loop: one thread owns it and answers every commit with a proposal."""
+"""A drafter's loop: one thread owns it, answers every commit with a proposal, and drafts on meanwhile."""
 
 import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from workers.draft.drafter import Drafter
+from workers.draft.drafter import Ask, Drafter
 from workers.draft.session import DraftSession
 from workers.rpc import messages as m
+from workers.tree import TokenTree
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DraftCounters:
+    """What a drafter has done since its start; written by its thread only."""
+
+    proposals: int = 0
+    hits: int = 0
+    proposals_again: int = 0
+    draft_ns: int = 0
+    growth_ns: int = 0
+
 
 Deliver = Callable[[Sequence[tuple[DraftSession, Any]]], None]
 
@@ -25,6 +39,7 @@ class DraftLoop:
     def __init__(self, name: str, drafter: Drafter, deliver: Deliver, num_threads: int) -> None:
         self.name = name
         self.drafter = drafter
+        self.counters = DraftCounters()
         self._deliver = deliver
         self._num_threads = num_threads
         self._condition = threading.Condition()
@@ -90,27 +105,46 @@ class DraftLoop:
             import torch
 
             torch.set_num_threads(self._num_threads)
+        growing: dict[DraftSession, None] = {}
         while True:
             with self._condition:
-                while not (
-                    self._stopping
-                    or self._opened
-                    or self._committed
-                    or self._closed
-                    or (self._retiring and not self._sessions)
-                ):
+                while not (self._has_news() or growing):
                     self._condition.wait()
                 if self._stopping or (self._retiring and not (self._sessions or self._opened)):
                     return
+                news = self._has_news()
                 opened, self._opened = self._opened, []
                 closed, self._closed = self._closed, []
                 commits = [(s, s.waiting) for s in self._committed if s.waiting is not None]
                 for session, _ in commits:
                     session.waiting = None
                 self._committed.clear()
+            if not news:
+                if not self._grow(list(growing)):
+                    growing.clear()
+                continue
             self._take(opened, commits, closed)
-            asked = {*opened, *(s for s, commit in commits if commit.asks(self.name))}
+            asked = {*opened, *(s for s, commit in commits if self._asks(s, commit))}
+            for session, _ in commits:
+                growing.pop(session, None)
             self._propose(list(asked & self._sessions))
+            for session in asked:
+                if session.grows:
+                    growing[session] = None
+            growing = {session: None for session in growing if session in self._sessions}
+
+    def _has_news(self) -> bool:
+        return bool(
+            self._stopping
+            or self._opened
+            or self._committed
+            or self._closed
+            or (self._retiring and not self._sessions)
+        )
+
+    def _asks(self, session: DraftSession, commit: m.Commit) -> bool:
+        """Whether a session wants a proposal: features alone are no question, but may answer one."""
+        return commit.asks(self.name) if commit.tokens else session.unanswered
 
     def _take(
         self,
@@ -126,39 +160,71 @@ class DraftLoop:
         for session, commit in commits:
             if session not in self._sessions:
                 continue
-            session.drafted_to += len(commit.tokens)
+            session.committed(commit)
             with self._failing_alone(session):
                 self.drafter.observe(session.number, commit.tokens, commit.features)
         for session in closed:
             self._drop(session)
 
     def _propose(self, sessions: Sequence[DraftSession]) -> None:
-        if not sessions:
-            return
         started = time.monotonic()
+        rest = []
+        for session in sessions:
+            tree = None
+            with self._failing_alone(session):
+                tree = self.drafter.recall(session.ask())
+            if tree is not None:
+                # What is known already does not wait for what the others still have to draft.
+                self.counters.hits += 1
+                self.counters.proposals += self._send([(session, tree)], started, hit=True)
+            elif session in self._sessions:
+                rest.append(session)
+        trees = self._draft(rest, self.drafter.propose) if rest else []
+        for session, tree in zip(rest, trees, strict=False):
+            session.unanswered = tree is None
+        self.counters.proposals += self._send(list(zip(rest, trees, strict=False)), started)
+        self.counters.draft_ns += int((time.monotonic() - started) * 1e9)
+
+    def _grow(self, sessions: Sequence[DraftSession]) -> bool:
+        """One pass more for trees whose target is verifying; whether there was anything to do."""
+        started = time.monotonic()
+        trees = self._draft(sessions, self.drafter.grow)
+        self.counters.proposals_again += self._send(
+            list(zip(sessions, trees, strict=False)), started
+        )
+        self.counters.growth_ns += int((time.monotonic() - started) * 1e9)
+        return bool(trees)
+
+    def _draft(
+        self,
+        sessions: Sequence[DraftSession],
+        draft: Callable[[Sequence[Ask]], list[TokenTree | None]],
+    ) -> list[TokenTree | None]:
         try:
-            trees = self.drafter.propose([session.ask() for session in sessions])
+            return draft([session.ask() for session in sessions])
         except Exception as error:
             logger.exception("drafter %s failed; its sessions decode without it", self.name)
             for session in sessions:
                 self._fail(session, error)
-            return
+            return []
+
+    def _send(
+        self,
+        made: Sequence[tuple[DraftSession, TokenTree | None]],
+        started: float,
+        hit: bool = False,
+    ) -> int:
+        """Send the trees that there are; how many."""
         draft_ns = int((time.monotonic() - started) * 1e9)
-        self._deliver(
-            [
-                (
-                    session,
-                    m.Proposal(
-                        base_len=session.drafted_to,
-                        tree=tree,
-                        drafter=self.name,
-                        wait_ns=int(max(0.0, started - session.arrived) * 1e9),
-                        draft_ns=draft_ns,
-                    ),
-                )
-                for session, tree in zip(sessions, trees, strict=True)
-            ]
-        )
+        proposals = []
+        for session, tree in made:
+            if tree is not None:
+                wait_ns = int(max(0.0, started - session.arrived) * 1e9)
+                proposal = m.Proposal(session.drafted_to, tree, self.name, hit, wait_ns, draft_ns)
+                proposals.append((session, proposal))
+        if proposals:
+            self._deliver(proposals)
+        return len(proposals)
 
     @contextlib.contextmanager
     def _failing_alone(self, session: DraftSession) -> Iterator[None]:

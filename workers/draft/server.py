@@ -83,7 +83,9 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerStatus:
         """See speculation.proto."""
-        return pb.WorkerStatus(running_sessions=self.num_sessions, leases=len(self.leases))
+        return pb.WorkerStatus(
+            running_sessions=self.num_sessions, leases=len(self.leases), **self._group.counters
+        )
 
     async def Connect(
         self,

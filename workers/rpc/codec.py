@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from protos import speculation_pb2 as pb
 from workers import limits
-from workers.request import SamplingParams, StopRules
+from workers.request import Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.errors import FailedPrecondition, ProtocolError
 from workers.tree import TokenTree
@@ -86,7 +86,6 @@ def to_target_codec(vocab_size: int = ANY_VOCABULARY, max_tree_nodes: int = 0) -
     fields = {
         "open": m.OpenTarget,
         "propose": m.Propose,
-        "patience": m.Patience,
         "features_wanted": m.FeaturesWanted,
         "asked": m.Asked,
         "close": m.Close,
@@ -274,6 +273,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         drafters=message.drafters,
         max_nodes=message.max_nodes,
         chain=message.chain,
+        mode=message.mode.upper(),
     )
 
 
@@ -304,8 +304,9 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         priority=message.priority,
         drafters=tuple(message.drafters),
-        max_nodes=message.max_nodes,
+        max_nodes=min(message.max_nodes, limits.MAX_TREE_NODES),
         chain=message.chain,
+        mode=_decode_mode(message.mode),
     )
 
 
@@ -348,6 +349,8 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
             step_rows=message.timings.step_rows,
         ),
         features=None if message.features is None else _encode_features(message.features),
+        price=message.price,
+        pace=message.pace,
     )
 
 
@@ -365,6 +368,8 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
             message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
         ),
         features=_decode_features(message.features) if message.HasField("features") else None,
+        price=_finite(message.price),
+        pace=_finite(message.pace),
     )
 
 
@@ -417,6 +422,7 @@ def _encode_open_draft(message: m.OpenDraft) -> pb.OpenDraft:
         max_nodes=message.max_nodes,
         chain=message.chain,
         max_len=message.max_len,
+        mode=message.mode.upper(),
     )
 
 
@@ -429,7 +435,14 @@ def _decode_open_draft(message: pb.OpenDraft) -> m.OpenDraft:
         max_nodes=min(message.max_nodes, limits.MAX_TREE_NODES),
         chain=message.chain,
         max_len=message.max_len,
+        mode=_decode_mode(message.mode),
     )
+
+
+def _decode_mode(mode: int) -> Mode:
+    if mode not in _MODES:
+        raise ValueError(f"mode {mode} is none of {sorted(_MODES)}")
+    return _MODES[mode]
 
 
 def _encode_proposal(message: m.Proposal) -> pb.Proposal:
@@ -459,12 +472,17 @@ def _finite(value: float) -> float:
     return value
 
 
+_MODES: Final[dict[int, Mode]] = {
+    pb.SEQUENTIAL: "sequential",
+    pb.PIPELINED: "pipelined",
+    pb.MULTIBRANCH: "multibranch",
+}
+
 _ENCODERS: Final[dict[type, Encoder]] = {
     m.OpenTarget: _encode_open_target,
     m.Propose: lambda x: pb.Propose(
-        base_len=x.base_len, tree=_encode_tree(x.tree), partial=x.partial
+        drafter=x.drafter, base_len=x.base_len, tree=_encode_tree(x.tree)
     ),
-    m.Patience: lambda x: pb.Patience(milliseconds=x.milliseconds),
     m.Close: lambda x: pb.Close(),
     m.Committed: _encode_committed,
     m.PromptLogprobs: lambda x: pb.PromptLogprobs(
@@ -479,17 +497,18 @@ _ENCODERS: Final[dict[type, Encoder]] = {
         features=map(_encode_features, x.features),
         asked=sorted(x.asked or ()),
         quiet=x.asked is not None and not x.asked,
+        price=x.price,
+        pace=x.pace,
     ),
     m.Features: _encode_features,
     m.FeaturesWanted: lambda x: pb.FeaturesWanted(first_position=x.first_position),
-    m.Asked: lambda x: pb.Asked(drafters=sorted(x.drafters), elsewhere=x.elsewhere),
+    m.Asked: lambda x: pb.Asked(beside=sorted(x.beside), elsewhere=sorted(x.elsewhere)),
     m.Proposal: _encode_proposal,
 }
 
 _DECODERS: Final[dict[type, Decoder]] = {
     m.OpenTarget: _decode_open_target,
-    m.Propose: lambda x: m.Propose(x.base_len, _decode_tree(x.tree), x.partial),
-    m.Patience: lambda x: m.Patience(_finite(x.milliseconds)),
+    m.Propose: lambda x: m.Propose(x.drafter, x.base_len, _decode_tree(x.tree)),
     m.Close: lambda x: m.Close(),
     m.Committed: _decode_committed,
     m.PromptLogprobs: lambda x: m.PromptLogprobs(x.first_position, _decode_logprobs(x.logprobs)),
@@ -501,9 +520,13 @@ _DECODERS: Final[dict[type, Decoder]] = {
         tuple(x.tokens),
         tuple(map(_decode_features, x.features)),
         frozenset(x.asked) if x.asked or x.quiet else None,
+        _finite(x.price),
+        _finite(x.pace),
     ),
     m.Features: _decode_features,
-    m.FeaturesWanted: lambda x: m.FeaturesWanted(x.first_position),
-    m.Asked: lambda x: m.Asked(frozenset(x.drafters), x.elsewhere),
+    m.FeaturesWanted: lambda x: m.FeaturesWanted(
+        x.first_position if x.HasField("first_position") else None
+    ),
+    m.Asked: lambda x: m.Asked(frozenset(x.beside), frozenset(x.elsewhere)),
     m.Proposal: _decode_proposal,
 }

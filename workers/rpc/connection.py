@@ -2,7 +2,7 @@
 
 One bidirectional stream joins a coordinator and a worker. Each session has a `Channel` of its own on
 it; what sessions send while a frame is being written leaves together in the next one. Messages that
-only the newest state of matters for are conflated while they wait: a newer tree or patience replaces
+only the newest state of matters for are conflated while they wait: a newer tree of a drafter replaces
 the older, a later commit is joined to the earlier. So a slow peer delays nobody but itself.
 
 Everything here runs on one event loop; workers reach it from their own threads with
@@ -85,8 +85,12 @@ class Outbox:
     def put(self, session: int, message: Any) -> None:
         """Queue a message; it leaves with the next frame."""
         match message:
-            case m.Propose() | m.Patience() | m.FeaturesWanted():
-                key: object = (session, type(message))
+            case m.Propose(drafter) | m.Proposal(drafter=drafter):
+                key: object = (session, drafter)
+                # The newest goes behind what was said since the older one.
+                self._waiting.pop(key, None)
+            case m.FeaturesWanted() | m.Asked():
+                key = (session, type(message))
             case m.Commit():
                 key = (session, m.Commit)
                 if key in self._waiting:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workers.request import SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.tree import TokenTree
 
 
@@ -62,40 +62,31 @@ class OpenTarget:
     drafters: tuple[str, ...] = ()
     max_nodes: int = 0
     chain: bool = False
+    mode: Mode = DEFAULT_MODE
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A tree for the target to verify."""
+    """A drafter's tree for the target to verify."""
 
+    drafter: str
     base_len: int
     tree: TokenTree
-    partial: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long the target may wait for the next proposal."""
-
-    milliseconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesWanted:
-    """Asks the target for features from a position on."""
+    """Asks the target for features from a position on, or with None for no more of them."""
 
-    first_position: int
+    first_position: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Tells a target which of the drafters beside it are to propose from the next commit on.
+    """Tells a target who answers commits: those beside it from the next one on, and those elsewhere."""
 
-    `elsewhere` says whether others do: else it waits for none of them.
-    """
-
-    drafters: frozenset[str]
-    elsewhere: bool
+    beside: frozenset[str]
+    elsewhere: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +103,11 @@ class Features:
     width: int
     dtype: str
     data: bytes
+
+    @property
+    def end(self) -> int:
+        """The position after the last row's."""
+        return self.first_position + self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +150,8 @@ class Committed:
     logprobs: tuple[TokenLogprobs, ...] = ()
     timings: TargetTimings = TargetTimings()
     features: Features | None = None
+    price: float = 0.0
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +183,23 @@ class OpenDraft:
     max_nodes: int
     chain: bool
     max_len: int
+    mode: Mode = DEFAULT_MODE
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Tells the drafters what became part of the answer.
 
-    `asked` are those that are to propose, None for all; the others only take note.
+    `asked` are those that are to propose, None for all; the others only take note. A node is worth
+    verifying if it is likelier than `price`; a second costs the answer `pace` tokens.
     """
 
     base_len: int
     tokens: tuple[int, ...]
     features: tuple[Features, ...] = ()
     asked: frozenset[str] | None = None
+    price: float = 0.0
+    pace: float = 0.0
 
     def asks(self, drafter: str) -> bool:
         """Whether a drafter is to propose."""
@@ -210,8 +212,15 @@ class Commit:
                 f"commit at {later.base_len} does not follow {len(self.tokens)} tokens "
                 f"at {self.base_len}"
             )
+        # Features alone ask nobody.
+        last = later if later.tokens else self
         return Commit(
-            self.base_len, self.tokens + later.tokens, self.features + later.features, later.asked
+            self.base_len,
+            self.tokens + later.tokens,
+            self.features + later.features,
+            last.asked,
+            last.price,
+            last.pace,
         )
 
 
@@ -227,7 +236,7 @@ class Proposal:
     draft_ns: int = 0
 
 
-ToTargetMessage = OpenTarget | Propose | Patience | FeaturesWanted | Asked | Close
+ToTargetMessage = OpenTarget | Propose | FeaturesWanted | Asked | Close
 FromTargetMessage = Committed | PromptLogprobs | Features | Proposal | Finished | Failed
 ToDraftMessage = OpenDraft | Commit | Features | Close
 FromDraftMessage = Proposal | Failed

@@ -4,6 +4,7 @@ The coordinator gets a copy of each proposal, for its statistics and its choice 
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from workers.draft.group import GroupSession
 from workers.rpc import messages as m
@@ -12,17 +13,14 @@ from workers.rpc import messages as m
 class BesideSession:
     """The drafters of one answer beside its target; told of commits on the target's thread.
 
-    `asked` are the names that propose from the next commit on, `told` those that propose on the last one.
-    `asked`, `elsewhere` and `offered` are set from the event loop; `elsewhere` says whether other drafters
-    propose as well.
+    `asked` are the names that propose from the next commit on, set from the event loop; `told` those that
+    propose on the last one.
     """
 
     def __init__(
         self, drafting: GroupSession, drafters: Iterable[str], feature_window: int
     ) -> None:
         self.asked = self.told = frozenset(drafters)
-        self.elsewhere = True
-        self.offered: dict[str, m.Proposal] = {}
         self._drafting = drafting
         self._window = feature_window
         self._begun = False
@@ -42,16 +40,11 @@ class BesideSession:
         self.told = self.asked
         self._news = m.Commit(base_len, tuple(tokens), tuple(features), self.told)
 
-    def tell(self) -> None:
+    def tell(self, price: float, pace: float) -> None:
         """Tell the drafters what is new: after the coordinator was, or proposals overtake their commit."""
         news, self._news = self._news, None
         if news is not None:
-            self._drafting.commit(news)
-
-    def take_offers(self) -> list[m.Proposal]:
-        """What was proposed since the last call."""
-        offered, self.offered = self.offered, {}
-        return list(offered.values())
+            self._drafting.commit(replace(news, price=price, pace=pace))
 
     def close(self) -> None:
         """The answer is over."""

@@ -47,6 +47,7 @@ class TargetLoop:
         self._opened: list[TargetSession] = []
         self._closed: list[TargetSession] = []
         self._awake = False
+        self._waited = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="target-loop", daemon=True)
 
@@ -105,7 +106,7 @@ class TargetLoop:
             self._deliver(results)
             for item in work:
                 if item.session.beside is not None:
-                    item.session.beside.tell()
+                    item.session.beside.tell(*self._scheduler.policy.price(len(work)))
 
     def _wait(self) -> bool:
         """Wait until a step can start; False when the loop is to end."""
@@ -129,17 +130,20 @@ class TargetLoop:
                 wait = None if start is None else start - time.monotonic()
                 if wait is not None and wait <= 0:
                     return True
+                self._waited = start is not None
                 self._condition.wait(wait)
 
     def _step(self, work: Sequence[Work]) -> list[tuple[TargetSession, Any]]:
         started = time.monotonic()
+        waited, self._waited = self._waited, False
+        decoding = [item.session for item in work if item.session.decoding]
         rows = RowBatch([item.rows for item in work])
         results: list[tuple[TargetSession, Any]] = []
         logits = self._model.forward(rows)
-        self._counters.steps += 1
-        self._counters.rows += rows.num_rows
-        self._counters.shared_steps += len(work) > 1
         step_ns = int((time.monotonic() - started) * 1e9)
+        self._count(work, rows.num_rows, step_ns, started, waited)
+        policy = self._scheduler.policy
+        price, pace = policy.price(len(decoding))
         first = 0
         for item in work:
             session, wanted = item.session, len(item.rows.wanted)
@@ -153,11 +157,29 @@ class TargetLoop:
             first += wanted
             for message in messages:
                 if isinstance(message, m.Committed):
-                    message = replace(message, timings=timings)
+                    message = replace(message, timings=timings, price=price, pace=pace)
+                    if session in decoding:
+                        waited_s = waited_ns / 1e9 if waited else 0.0
+                        policy.charge(session, waited_s, step_ns / 1e9, message.accepted)
+                    else:
+                        policy.begin(session)
                 results.append((session, message))
             if session.finished is None and session.pending == 1:
                 results += [(session, features) for features in session.wanted_features()]
             self._scheduler.stepped(session)
             if session.finished is not None:
                 results.append((session, session.finished))
+        policy.stepped(rows.num_rows, time.monotonic() - started)
         return results
+
+    def _count(
+        self, work: Sequence[Work], rows: int, step_ns: int, started: float, waited: bool
+    ) -> None:
+        self._counters.steps += 1
+        self._counters.rows += rows
+        self._counters.shared_steps += len(work) > 1
+        self._counters.step_ns += step_ns
+        if waited:
+            ready = min((item.session.ready_since for item in work), default=started)
+            self._counters.waits += 1
+            self._counters.wait_ns += int(max(0.0, started - ready) * 1e9)

@@ -6,6 +6,7 @@ full, the session that matters least gives its slots up and catches up again lat
 change. Drafted rows never cause that: the tree is cut.
 """
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -14,10 +15,11 @@ from workers.engine.kv_cache import KVPool
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.rows import SequenceRows
 from workers.target.counters import Counters
+from workers.target.policy import Policy
 from workers.target.session import TargetSession
 from workers.tree import TokenTree
 
-Policy = Literal["fcfs", "priority"]
+Order = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,9 @@ class Work:
 
 
 class Scheduler:
-    """Queues and admits sessions, and plans steps.
+    """Queues and admits sessions, and plans steps; `policy` says what drafting may cost.
 
-    Of those that wait, the first is the one with the smallest priority number (under the policy
+    Of those that wait, the first is the one with the smallest priority number (in the order
     "priority"), then one whose key has the fewest sessions running, then the one that came first: so no
     key can keep the others out.
     """
@@ -42,6 +44,7 @@ class Scheduler:
         prefix_cache: PrefixCache | None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        order: Order,
         policy: Policy,
         counters: Counters,
     ) -> None:
@@ -49,7 +52,8 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
-        self._policy = policy
+        self._order = order
+        self.policy = policy
         self._counters = counters
         self.waiting: list[TargetSession] = []
         self.running: list[TargetSession] = []
@@ -77,26 +81,35 @@ class Scheduler:
     def next_start(self) -> float | None:
         """When the next step can start, on time.monotonic's clock; None if there is nothing to do.
 
-        A step waits until every decoding session has its proposal or has lost its patience, so that
-        they share it.
+        Decoding sessions share a step, which may wait for their proposals; prompts wait for nobody.
         """
         self._admit()
         if not self.running:
             return None
-        return max((s.waits_until() for s in self.running if s.decoding), default=0.0)
+        now = time.monotonic()
+        if not all(session.decoding for session in self.running):
+            return now
+        return self.policy.start(self.running, now)
 
     def plan(self) -> list[Work]:
         """The rows of the next step, at most `max_num_batched_tokens`."""
-        rows_left = self._max_rows
-        work: list[Work] = []
         # Decoding first: a long prompt must not hold up answers that have begun.
-        for session in sorted(self.running, key=lambda session: not session.decoding):
-            if rows_left == 0 or session not in self.running:
-                continue
-            rows = self._rows(session, rows_left)
-            if rows is not None:
-                work.append(Work(session, rows))
-                rows_left -= len(rows.tokens)
+        decoding = [session for session in self.running if session.decoding][: self._max_rows]
+        catching_up = [session for session in self.running if not session.decoding]
+        rows_left = self._max_rows - len(decoding)
+        prompt_rows = min(rows_left, sum(session.pending for session in catching_up))
+        trees = self.policy.select(decoding, prompt_rows, rows_left - prompt_rows)
+        work: list[Work] = []
+        for session in decoding:
+            if session in self.running:
+                rows = self._decode_rows(session, trees.get(session, TokenTree()))
+                if rows is not None:
+                    work.append(Work(session, rows))
+        for session in catching_up:
+            count = min(session.pending, prompt_rows)
+            if count and session in self.running and self._make_room(session, count):
+                work.append(Work(session, session.prefill_rows(count)))
+                prompt_rows -= count
         # A preemption may have hit a session that was planned before.
         work = [item for item in work if item.session in self.running]
         # Sessions that found no room go first next time.
@@ -113,11 +126,7 @@ class Scheduler:
                 "are available"
             )
 
-    def _rows(self, session: TargetSession, rows_left: int) -> SequenceRows | None:
-        if not session.decoding:
-            count = min(session.pending, rows_left)
-            return session.prefill_rows(count) if self._make_room(session, count) else None
-        tree = session.take_tree().cut(rows_left - 1, rows_left)
+    def _decode_rows(self, session: TargetSession, tree: TokenTree) -> SequenceRows | None:
         if tree and session.kv.reserve(session.kv.length + 1 + len(tree)):
             return session.decode_rows(tree)
         return session.decode_rows(TokenTree()) if self._make_room(session, 1) else None
@@ -150,4 +159,4 @@ class Scheduler:
         return True
 
     def _priority(self, session: TargetSession) -> int:
-        return session.request.priority if self._policy == "priority" else 0
+        return session.request.priority if self._order == "priority" else 0

@@ -32,8 +32,10 @@ from workers.target.beside import BesideSession
 from workers.target.config import TargetConfig
 from workers.target.counters import Counters
 from workers.target.loop import TargetLoop
+from workers.target.measure import measure_step_times
+from workers.target.policy import Policy
 from workers.target.scheduler import Scheduler
-from workers.target.session import TargetSession
+from workers.target.session import NO_FEATURES, TargetSession
 from workers.vocabulary import vocabulary_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -68,12 +70,14 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self._pool = self._model.pool(_num_slots(self._model, config, self._max_model_len))
         self._counters = Counters()
         self._prefix_cache = PrefixCache(self._pool) if config.enable_prefix_caching else None
+        times = measure_step_times(self._model, self._pool, config.max_num_batched_tokens)
         self._scheduler = Scheduler(
             self._pool,
             self._prefix_cache,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.scheduling_policy,
+            Policy(times, self._counters),
             self._counters,
         )
         self._loop = TargetLoop(
@@ -158,6 +162,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             prefix_queries=self._prefix_cache.queries if self._prefix_cache else 0,
             prefix_hits=self._prefix_cache.hits if self._prefix_cache else 0,
             **asdict(self._counters),
+            price=self._scheduler.policy.price(len(self._scheduler.running))[0],
+            drift=self._scheduler.policy.times.drift,
+            **self._beside.counters,
         )
 
     async def Connect(
@@ -192,6 +199,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._max_model_len,
             self.info.max_tree_nodes,
             self._counters,
+            self._scheduler.policy.outlooks,
         )
         if request.drafters:
             receiver.session.beside = self._open_beside(request, receiver.drafted)
@@ -236,15 +244,16 @@ class _TargetReceiver(LeasedReceiver):
 
     def handle(self, message: Any) -> None:
         match message:
-            case m.Propose():
-                self.session.mailbox = message
-            case m.Patience(milliseconds):
-                self.session.patience = milliseconds / 1000
+            case m.Propose(drafter, base_len, tree):
+                self.session.proposals.put(drafter, base_len, tree)
             case m.FeaturesWanted(first_position):
-                self.session.features_from = first_position
-            case m.Asked(drafters, elsewhere) if self.session.beside is not None:
-                self.session.beside.asked = drafters
-                self.session.beside.elsewhere = elsewhere
+                self.session.features_from = (
+                    NO_FEATURES if first_position is None else first_position
+                )
+            case m.Asked(beside, elsewhere):
+                self.session.proposals.elsewhere = elsewhere
+                if self.session.beside is not None:
+                    self.session.beside.asked = beside
             case _:
                 raise ProtocolError(f"{type(message).__name__} for a session that is open")
         self._loop.notice()
@@ -254,8 +263,8 @@ class _TargetReceiver(LeasedReceiver):
         beside = self.session.beside
         assert beside is not None
         match message:
-            case m.Proposal():
-                beside.offered[message.drafter] = message
+            case m.Proposal(base_len, tree, drafter):
+                self.session.proposals.put(drafter, base_len, tree)
             case m.Failed():
                 # Nobody waits for it any more.
                 beside.told -= {message.drafter}

@@ -8,7 +8,7 @@ anchor. Accepting m tokens commits m + 1.
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
@@ -16,11 +16,16 @@ from tokenizers import Tokenizer
 from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
+from workers.pricing import Arrival
 from workers.rpc import messages as m
 from workers.target.beside import BesideSession
 from workers.target.counters import Counters
+from workers.target.proposals import Outlook, Proposals
 from workers.text import Detokenizer, StopStrings
 from workers.tree import ANCHOR, TokenTree
+
+NO_FEATURES: Final = -1
+"""As `features_from`: no more of them."""
 
 _arrivals = itertools.count()
 
@@ -28,8 +33,8 @@ _arrivals = itertools.count()
 class TargetSession:
     """The state of one answer. Owned by the target's loop thread.
 
-    `mailbox`, `patience` and `features_from` are set from other threads: the newest wins. `send` tells the
-    coordinator, on the event loop.
+    `features_from` is set from other threads: the newest wins. `send` tells the coordinator, on the event
+    loop. `outlooks` of drafters are shared by all answers.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class TargetSession:
         max_model_len: int,
         max_tree_nodes: int,
         counters: Counters,
+        outlooks: dict[str, Outlook],
     ) -> None:
         self.request = request
         self.send = send
@@ -49,16 +55,16 @@ class TargetSession:
         self.tokens = list(request.tokens)
         self.finished: m.Finished | m.Failed | None = None
         self.arrival = next(_arrivals)
-        self.patience = request.patience_ms / 1000
         self.ready_since = time.monotonic()
-        self.mailbox: m.Propose | None = None
+        self.proposals = Proposals(
+            outlooks,
+            min(max_tree_nodes, request.max_nodes),
+            request.patience_ms / 1000,
+            counters,
+        )
         self.features_from: int | None = None
         self.beside: BesideSession | None = None
         self._sends_features = False
-        self._proposed: TokenTree | None = None
-        self._more_to_come = False
-        self._beside_tree = TokenTree()
-        self._beside_answered: set[str] = set()
         stopping = request.stopping
         eos = frozenset() if stopping.ignore_eos else eos_token_ids
         self._stop_ids = eos | stopping.token_ids
@@ -72,7 +78,7 @@ class TargetSession:
         self._prompt_logprobs_from = 1
         self.just_prefilled = False
         self._max_len = min(max_model_len, request.prompt_len + request.stopping.max_tokens)
-        self._max_tree_nodes = max_tree_nodes
+        self._max_tree_nodes = min(max_tree_nodes, request.max_nodes)
         self._counters = counters
         self._detokenizer = Detokenizer(tokenizer, self.tokens, request.show_special_tokens)
         self._stops = StopStrings(stopping.strings, request.held_back, stopping.include_stop)
@@ -98,59 +104,37 @@ class TargetSession:
         """Whether all but the last committed token is in the cache and an answer token exists."""
         return self.pending == 1 and len(self.tokens) > self.request.prompt_len
 
-    def waits_until(self) -> float:
-        """When a decoding session takes its step, on time.monotonic's clock.
+    @property
+    def drafted(self) -> int:
+        """Nodes of the tree in the last step."""
+        return len(self._tree)
 
-        At once if its proposals are there, else when its patience is over.
-        """
-        self._open_mailbox()
-        return 0.0 if self._is_complete() else self.ready_since + self.patience
+    @property
+    def affordable(self) -> bool:
+        """Whether drafting has cost the answer no more than it may."""
+        return self.proposals.affordable
 
-    def _is_complete(self) -> bool:
-        """Whether every drafter that was asked has answered."""
-        answered = self._proposed is not None and not self._more_to_come
-        if self.beside is None:
-            return answered
-        return (answered or not self.beside.elsewhere) and (
-            self.beside.told <= self._beside_answered
-        )
+    def open_mailbox(self) -> None:
+        """Take the proposals that arrived."""
+        self.proposals.open_mailbox(self.tokens, self.request.prompt_len, self._beside_told())
 
-    def take_tree(self) -> TokenTree:
-        """The proposals as they fit now, in one tree; empty if there are none."""
-        self._open_mailbox()
-        tree = self._beside_tree.merge(self._proposed or TokenTree())
-        self._proposed, self._beside_tree = None, TokenTree()
-        self._counters.proposals_used += bool(tree)
+    @property
+    def missing(self) -> frozenset[str]:
+        """The drafters that have not answered the last commit."""
+        return self.proposals.missing(self._beside_told())
+
+    def arrivals(self, now: float, step_s: float) -> list[Arrival]:
+        """Proposals that are still to come."""
+        return self.proposals.arrivals(self._beside_told(), now, step_s)
+
+    def _beside_told(self) -> frozenset[str]:
+        return self.beside.told if self.beside is not None else frozenset()
+
+    def candidates(self) -> TokenTree:
+        """What is proposed now and may be verified, in one tree."""
         # The bonus token needs its place too: a path may use all but one of the tokens left.
-        return tree.cut(self._max_tree_nodes, self._max_len - len(self.tokens) - 1)
-
-    def _open_mailbox(self) -> None:
-        """Re-base what arrived on what was committed since; what does not fit any more is dropped."""
-        proposal, self.mailbox = self.mailbox, None
-        if proposal is not None:
-            tree = self._fit(proposal.base_len, proposal.tree)
-            if tree is not None:
-                self._proposed = tree
-                self._more_to_come = proposal.partial
-        if self.beside is not None:
-            for offer in self.beside.take_offers():
-                tree = self._fit(offer.base_len, offer.tree)
-                if tree is not None:
-                    self._beside_tree = self._beside_tree.merge(tree)
-                if offer.base_len == len(self.tokens):
-                    self._beside_answered.add(offer.drafter)
-
-    def _fit(self, base_len: int, tree: TokenTree) -> TokenTree | None:
-        """A tree for an earlier base as it fits now; None if it does not."""
-        if self.request.prompt_len <= base_len <= len(self.tokens):
-            rest = tree.rebase(self.tokens[base_len:])
-            late = base_len < len(self.tokens)
-            # An empty tree answers for its own base only: nothing to wait for there.
-            if rest or (rest is not None and not late):
-                self._counters.proposals_rebased += late
-                return rest
-        self._counters.proposals_dropped += 1
-        return None
+        room = self._max_len - len(self.tokens) - 1
+        return self.proposals.tree().cut(self._max_tree_nodes, room)
 
     def decode_rows(self, tree: TokenTree) -> SequenceRows:
         """The anchor and a tree under it."""
@@ -214,8 +198,10 @@ class TargetSession:
             self._text.append(self._stops.flush())
         text = "".join(self._text)
         self._text.clear()
-        self._proposed, self._beside_tree = None, TokenTree()
-        self._beside_answered.clear()
+        self._counters.tokens_drafted += len(self._tree)
+        self._counters.tokens_accepted += len(verdict.accepted)
+        self._counters.proposals_used += bool(self._tree)
+        self.proposals.committed(base_len, verdict.tokens)
         self.ready_since = time.monotonic()
         if self.beside is not None:
             first = self.beside.reads_from(base_len)
@@ -240,8 +226,8 @@ class TargetSession:
         first, self.features_from = self.features_from, None
         if first is None or self.kv.features.shape[-1] == 0:
             return []
-        self._sends_features = True
-        return self._features(first, self.kv.length)
+        self._sends_features = first != NO_FEATURES
+        return self._features(first, self.kv.length) if self._sends_features else []
 
     def _features(self, first: int, end: int) -> list[m.Features]:
         """The features of positions first … end - 1, in chunks of at most 1 MiB."""

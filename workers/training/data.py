@@ -23,10 +23,12 @@ from workers import checkpoint
 from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
 from workers.engine.model import Model
+from workers.pricing import StepTimes
 from workers.request import SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.target.counters import Counters
 from workers.target.loop import TargetLoop
+from workers.target.policy import Policy
 from workers.target.scheduler import Scheduler
 from workers.target.session import TargetSession
 
@@ -52,7 +54,9 @@ class Writer:
         slots = int(0.3 * psutil.virtual_memory().available) // model.kv_shape.slot_bytes
         self._pool = model.pool(min(slots, batch * (max_length + KVPool.GRAIN)))
         self._counters = Counters()
-        scheduler = Scheduler(self._pool, None, batch, 1024, "fcfs", self._counters)
+        # Nothing is drafted: nobody asks what a step takes.
+        self._policy = Policy(StepTimes({(1, 0): 1.0}), self._counters)
+        scheduler = Scheduler(self._pool, None, batch, 1024, "fcfs", self._policy, self._counters)
         self._done: queue.SimpleQueue[tuple[TargetSession, Any]] = queue.SimpleQueue()
         self._loop = TargetLoop(model, scheduler, self._deliver, self._counters, 0)
         self._loop.start()
@@ -85,6 +89,7 @@ class Writer:
                 self._max_length,
                 0,
                 self._counters,
+                self._policy.outlooks,
             )
             index[id(session)] = (number, session)
             self._loop.submit(session)

@@ -2,7 +2,8 @@
 2503.01840).
 
 Tokens that were committed are read with the target's states, drafted ones with the head's own. So nothing of
-a tree stays in the cache: what was right in it is read again with the states of the target.
+a tree stays in the cache: what was right in it can be proposed, and is read again with the target's states
+before the next tree grows.
 """
 
 from collections.abc import Sequence
@@ -74,15 +75,16 @@ class EagleDrafter(TreeDrafter[EagleSession]):
             for index in range(chunk.rows):
                 states[chunk.first_position + index] = rows[index]
 
-    def take(self, session: EagleSession) -> None:
+    def take(self, session: EagleSession) -> Grown:
         """See TreeDrafter."""
         if not session.tokens:
             # The first position has no state before it: the head begins with the second at the earliest.
             session.start = max(1, len(session.pending) - self._window)
         session.tokens += session.pending
-        if session.pending:
-            session.tree = Grown()
-            session.row_states = []
+        known, _, _ = session.tree.reroot(session.pending)
+        session.tree = Grown()
+        session.row_states = []
+        return known
 
     def unread(self, session: EagleSession, most: int) -> SequenceRows | None:
         """See TreeDrafter."""

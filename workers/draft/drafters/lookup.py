@@ -8,8 +8,7 @@ lookup decoding, Saxena 2023; several continuations in one tree as in REST, arXi
 from collections.abc import Sequence
 from typing import Final
 
-from workers.checkpoint import FeatureKind
-from workers.draft.drafter import Ask
+from workers.draft.drafter import Ask, Drafter
 from workers.request import SamplingParams
 from workers.rpc.messages import Features
 from workers.tree import TokenTree
@@ -61,12 +60,8 @@ class LookupIndex:
         return found
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts from the session's own tokens; needs no model."""
-
-    vocabulary_fingerprint = ""
-    feature_window = 0
-    feature_kind: FeatureKind | None = None
 
     def __init__(self) -> None:
         self._indexes: dict[int, LookupIndex] = {}
@@ -79,7 +74,7 @@ class LookupDrafter:
         """See Drafter."""
         self._indexes[session].extend(tokens)
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree | None]:
         """See Drafter."""
         return [self._propose(self._indexes[ask.session], ask) for ask in asks]
 
@@ -90,7 +85,7 @@ class LookupDrafter:
     @staticmethod
     def _propose(index: LookupIndex, ask: Ask) -> TokenTree:
         tree = TokenTree()
-        depth = min(ask.max_nodes, ask.max_depth)
+        depth = min(ask.sent_nodes, ask.max_depth)
         matches = index.matches()[: 1 if ask.chain else MAX_CONTINUATIONS]
         for rank, (match, end) in enumerate(matches):
             tokens = index.tokens[end : end + depth]
@@ -100,4 +95,4 @@ class LookupDrafter:
                 score *= repeat_probability(match + i)
                 scores.append(score)
             tree = tree.merge(TokenTree.chain(tokens, scores))
-        return tree.cut(ask.max_nodes, ask.max_depth)
+        return tree.cut(ask.sent_nodes, ask.max_depth)

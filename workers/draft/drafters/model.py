@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from workers.draft.drafters.tree_drafter import TreeDrafter, TreeSession
+from workers.draft.growth import Grown
 from workers.draft.models import DraftModel
 from workers.engine.kv_cache import KVPool
 from workers.engine.rows import RowBatch, SequenceRows
@@ -36,11 +37,12 @@ class ModelDrafter(TreeDrafter[ModelSession]):
         """See TreeDrafter."""
         return ModelSession(self._pool, sampling)
 
-    def take(self, session: ModelSession) -> None:
+    def take(self, session: ModelSession) -> Grown:
         """See TreeDrafter."""
         session.tree, rows, known = session.tree.reroot(session.pending)
         session.kv.keep(rows)
         session.unread += self.encode(session.pending[known:])
+        return session.tree
 
     def unread(self, session: ModelSession, most: int) -> SequenceRows | None:
         """See TreeDrafter."""

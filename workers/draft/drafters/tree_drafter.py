@@ -1,16 +1,23 @@
-"""What drafters with a model have in common: caches that follow the answers, and trees that grow in them."""
+"""What drafters with a model have in common: caches that follow the answers, and trees that grow in them.
 
+A proposal that must be drafted while the target waits gets pass after pass as long as a pass is expected to
+add more than the target could commit in its time. While the target verifies, the trees grow on; what a commit
+then finds in its tree is proposed at once (SwiftSpec, arXiv 2506.11309), and trees that have grown are sent
+again, so that a verdict finds its successor at the target already.
+"""
+
+import heapq
 import math
-from abc import ABC, abstractmethod
+import time
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 import torch
 
 from workers import sampling
-from workers.checkpoint import FeatureKind
 from workers.draft.calibration import Softness
-from workers.draft.drafter import Ask
+from workers.draft.drafter import Ask, Drafter
 from workers.draft.growth import Grown
 from workers.engine.kv_cache import KVPool
 from workers.engine.rows import SequenceRows
@@ -24,12 +31,21 @@ CHILDREN: Final = 8
 MAX_ROWS: Final = 256
 """Rows of one session in a step while it catches up."""
 
+GROWN_ROWS: Final = 64
+"""Nodes of a session behind which one looks at most before the next commit."""
+
+SEND_AGAIN: Final = 0.3
+"""How much more often than with what was sent a grown tree must be of use to be sent again."""
+
+_RATE: Final = 0.1
+
 
 class TreeSession:
     """What is known of one answer.
 
     `pending` are tokens that were committed since the last proposal, `length` counts all committed ones,
-    `tree` hangs under the last of them. An exhausted session drafts no more.
+    `tree` hangs under the last of them. `sent` says how much of what was looked behind the target knows. An
+    exhausted session drafts no more.
     """
 
     def __init__(self, pool: KVPool, sampling: SamplingParams) -> None:
@@ -39,22 +55,20 @@ class TreeSession:
         self.length = 0
         self.children = CHILDREN
         self.tree = Grown()
+        self.sent = 0.0
         self.exhausted = False
 
 
 SessionT = TypeVar("SessionT", bound=TreeSession)
 
 
-class TreeDrafter(ABC, Generic[SessionT]):
+class TreeDrafter(Drafter, Generic[SessionT]):
     """Grows trees best first; sessions share its steps.
 
-    `width` rows a session are expanded at once, `steps` times a proposal; guesses less likely than `floor`
-    are not looked behind. `ids` int32 are the target's ids of what is guessed, None where they are equal.
+    `width` rows a session are expanded at once, at most `steps` times while the target waits; guesses less
+    likely than `floor` are not looked behind. `ids` int32 are the target's ids of what is guessed, None where
+    they are equal.
     """
-
-    vocabulary_fingerprint: str
-    feature_window: int = 0
-    feature_kind: FeatureKind | None = None
 
     def __init__(
         self,
@@ -72,6 +86,9 @@ class TreeDrafter(ABC, Generic[SessionT]):
         self._steps = steps
         self._floor = floor
         self._softness = Softness()
+        self._pass_s = 0.0
+        self._yield = 0.5
+        self._usual_s = self._usual_worth = 0.0
         self._sessions: dict[int, SessionT] = {}
 
     @abstractmethod
@@ -79,8 +96,11 @@ class TreeDrafter(ABC, Generic[SessionT]):
         """The state of a new session."""
 
     @abstractmethod
-    def take(self, session: SessionT) -> None:
-        """Make the pending tokens committed: what of the tree still holds is kept."""
+    def take(self, session: SessionT) -> Grown:
+        """Make the pending tokens committed.
+
+        Returns the tree that was known under the last of them. What of it can grow on is the session's tree.
+        """
 
     @abstractmethod
     def unread(self, session: SessionT, most: int) -> SequenceRows | None:
@@ -107,27 +127,89 @@ class TreeDrafter(ABC, Generic[SessionT]):
         """See Drafter."""
         self._sessions.pop(session).kv.free()
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def recall(self, ask: Ask) -> TokenTree | None:
+        """See Drafter."""
+        session = self._sessions[ask.session]
+        known = self._settle(session, ask)
+        if known is None or not known.root_known or session.exhausted:
+            return None
+        # A small tree now, or a usual one when it is drafted: the target's pace decides.
+        if _worth(known, ask) < self._usual_worth - ask.pace * self._usual_s:
+            return None
+        session.sent = known.looked_behind
+        return known.best(ask.sent_nodes, ask.max_depth)
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree | None]:
         """See Drafter."""
         working = [(self._sessions[ask.session], ask) for ask in asks]
         for session, ask in working:
-            session.children = 1 if ask.chain else CHILDREN
-            if session.tree.root_known:
-                self._softness.observe(session.tree, session.pending)
-            self.take(session)
-            session.length += len(session.pending)
-            session.pending = []
+            self._settle(session, ask)
+        started = time.perf_counter()
         self._catch_up([session for session, _ in working])
         for _ in range(self._steps):
-            if not self._expand(working):
+            if not self._pays(working) or not self._expand(working):
                 break
-        return [
-            TokenTree() if session.exhausted else session.tree.best(ask.max_nodes, ask.max_depth)
-            for session, ask in working
-        ]
+        self._usual_s += _RATE * (time.perf_counter() - started - self._usual_s)
+        for session, ask in working:
+            if session.tree.root_known:
+                self._usual_worth += _RATE * (_worth(session.tree, ask) - self._usual_worth)
+        return [self._send(session, ask) for session, ask in working]
 
-    def _catch_up(self, sessions: Sequence[SessionT]) -> None:
-        """Bring the caches to what is committed, and know the guesses that follow it."""
+    def grow(self, asks: Sequence[Ask]) -> list[TokenTree | None]:
+        """See Drafter."""
+        working = [(self._sessions[ask.session], ask) for ask in asks]
+        behind = [s for s, _ in working if not s.tree.root_known and not s.exhausted]
+        if not (self._catch_up(behind) if behind else False) and not self._look_ahead(working):
+            # What grew since is still worth sending; the next call finds nothing and ends it.
+            last = [self._send_again(session, ask, 0.1) for session, ask in working]
+            return last if any(last) else []
+        return [self._send_again(session, ask, SEND_AGAIN) for session, ask in working]
+
+    def _settle(self, session: SessionT, ask: Ask) -> Grown | None:
+        """Take what was committed; the tree that was known behind it, None if there is nothing new."""
+        session.children = 1 if ask.chain else CHILDREN
+        session.sent = 0.0
+        if not session.pending:
+            return None
+        if session.tree.root_known:
+            self._softness.observe(session.tree, session.pending)
+        known = self.take(session)
+        session.length += len(session.pending)
+        session.pending = []
+        return known
+
+    def _send(self, session: SessionT, ask: Ask) -> TokenTree | None:
+        if session.exhausted:
+            return TokenTree()
+        if not session.tree.root_known:
+            return None
+        session.sent = session.tree.looked_behind
+        return session.tree.best(ask.sent_nodes, ask.max_depth)
+
+    def _send_again(self, session: SessionT, ask: Ask, least: float) -> TokenTree | None:
+        """The tree, if enough was added to it since it was sent."""
+        if session.exhausted or session.tree.looked_behind - session.sent < least:
+            return None
+        return self._send(session, ask)
+
+    def _pays(self, working: Sequence[tuple[SessionT, Ask]]) -> bool:
+        """Whether one more pass is expected to add more than the target would commit meanwhile."""
+        gain = sum(
+            session.tree.scores[node]
+            for session, ask in working
+            if not session.exhausted
+            for node in session.tree.frontier(self._width, self._bar(session, ask), ask.max_depth)
+        )
+        return gain * self._yield >= self._pass_s * sum(ask.pace for _, ask in working)
+
+    def _bar(self, session: SessionT, ask: Ask) -> float:
+        """Below this score there is nothing to find: a child is never likelier than its parent."""
+        unsent = math.nextafter(session.tree.bar(ask.max_nodes), math.inf)
+        return max(self._floor, ask.price, unsent)
+
+    def _catch_up(self, sessions: Sequence[SessionT]) -> bool:
+        """Bring the caches to what is committed, and know the guesses that follow; whether any was behind."""
+        ran = False
         while True:
             work = []
             for session in sessions:
@@ -135,7 +217,8 @@ class TreeDrafter(ABC, Generic[SessionT]):
                 if rows is not None and self._reserve(session, len(rows.tokens)):
                     work.append((session, rows))
             if not work:
-                return
+                return ran
+            ran = True
             logits = self.run(work)
             index = 0
             for session, rows in work:
@@ -145,19 +228,47 @@ class TreeDrafter(ABC, Generic[SessionT]):
                     session.tree.root_known = True
                     index += 1
 
-    def _expand(self, working: Iterable[tuple[SessionT, Ask]]) -> bool:
-        """Expand the likeliest leaves of every session in one step; whether there were any."""
-        work, expanded = [], []
+    def _expand(self, working: Sequence[tuple[SessionT, Ask]]) -> bool:
+        """Look behind the likeliest leaves of every session in one pass; whether there were any."""
+        before = sum(_worth(session.tree, ask) for session, ask in working)
+        started = time.perf_counter()
+        chosen = [
+            (session, session.tree.frontier(self._width, self._bar(session, ask), ask.max_depth))
+            for session, ask in working
+            if not session.exhausted
+        ]
+        promised = sum(session.tree.scores[node] for session, nodes in chosen for node in nodes)
+        if not self._run_nodes(chosen):
+            return False
+        seconds = time.perf_counter() - started
+        self._pass_s += (_RATE if self._pass_s else 1.0) * (seconds - self._pass_s)
+        gained = sum(_worth(session.tree, ask) for session, ask in working) - before
+        if promised > 0.0:
+            self._yield += _RATE * (gained / promised - self._yield)
+        return True
+
+    def _look_ahead(self, working: Sequence[tuple[SessionT, Ask]]) -> bool:
+        """Look behind what may be committed next, in one pass; whether there was anything."""
+        chosen = []
         for session, ask in working:
-            if session.exhausted:
-                continue
             tree = session.tree
-            # A child is never likelier than its parent: behind nodes below the bar there is nothing to find.
-            bar = max(self._floor, math.nextafter(tree.bar(ask.max_nodes), math.inf))
-            nodes = sorted(tree.frontier(self._width, bar, ask.max_depth))
+            if session.exhausted or not tree.root_known or len(tree.row_parents) >= GROWN_ROWS:
+                continue
+            if ask.mode == "pipelined":
+                chosen.append((session, tree.likeliest_leaf(self._floor, ask.max_depth)))
+            else:
+                chosen.append((session, tree.frontier(self._width, self._floor, ask.max_depth)))
+        return self._run_nodes(chosen)
+
+    def _run_nodes(self, chosen: Iterable[tuple[SessionT, Sequence[int]]]) -> bool:
+        """Run the rows of leaves and add what they guess; whether there were any."""
+        work, expanded = [], []
+        for session, nodes in chosen:
+            tree = session.tree
             first = len(tree.row_parents)
             if not nodes or not self._reserve(session, first + len(nodes)):
                 continue
+            nodes = sorted(nodes)
             for node in nodes:
                 tree.place(node)
             tokens = self.encode([tree.tokens[node] for node in nodes])
@@ -198,3 +309,8 @@ class TreeDrafter(ABC, Generic[SessionT]):
         slots = session.kv.length + rows
         session.exhausted = slots > self._max_length or not session.kv.reserve(slots)
         return not session.exhausted
+
+
+def _worth(tree: Grown, ask: Ask) -> float:
+    """Tokens that a step is expected to accept of the tree."""
+    return sum(heapq.nlargest(ask.max_nodes, tree.scores))

@@ -1,0 +1,78 @@
+"""What /metrics shows, in Prometheus's terms."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from deployments.stats import RequestStats
+from protos import speculation_pb2 as pb
+from workers.rpc import messages as m
+
+Status = tuple[m.WorkerInfo, str, pb.WorkerStatus]
+
+_NOW: Final = {
+    "running_sessions",
+    "waiting_sessions",
+    "leases",
+    "kv_slots",
+    "kv_free_slots",
+    "price",
+    "drift",
+}
+"""Fields of WorkerStatus that are not counted since the start."""
+
+_ANSWERS: Final = {
+    "answers": "Answers that have ended, complete or not.",
+    "rounds": "Passes of the target for answers, after the prefill.",
+    "committed_tokens": "Tokens that rounds have committed.",
+    "draft_tokens": "Drafted tokens that were verified.",
+    "accepted_tokens": "Drafted tokens that were accepted.",
+    "proposals": "Proposals of drafters that held something.",
+    "hits": "Proposals that were known before the commit that they answer.",
+}
+
+
+class Metrics:
+    """Counts the answers of a coordinator, by the drafters that they had."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._counters = {
+            name: Counter(f"slipstream_{name}", text, ["drafter"], registry=self._registry)
+            for name, text in _ANSWERS.items()
+        }
+        self._workers = _Workers()
+        self._registry.register(self._workers)
+
+    def ended(self, stats: RequestStats) -> None:
+        """An answer has ended."""
+        for name, counter in self._counters.items():
+            amount = 1 if name == "answers" else getattr(stats, name)
+            counter.labels(stats.drafter or "none").inc(amount)
+
+    def text(self, workers: Sequence[Status]) -> bytes:
+        """All metrics in Prometheus's text format, with what the workers say now."""
+        self._workers.statuses = workers
+        return generate_latest(self._registry)
+
+
+class _Workers(Collector):
+    """The fields of WorkerStatus, one metric each, labelled by worker."""
+
+    def __init__(self) -> None:
+        self.statuses: Sequence[Status] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+    def _collect(self) -> Iterator[Metric]:
+        for field in pb.WorkerStatus.DESCRIPTOR.fields:
+            kind = GaugeMetricFamily if field.name in _NOW else CounterMetricFamily
+            text = f"WorkerStatus.{field.name} of protos/speculation.proto."
+            family = kind(f"slipstream_worker_{field.name}", text, labels=["worker", "role"])
+            for info, role, status in self.statuses:
+                family.add_metric([info.worker_id, role], getattr(status, field.name))
+            yield family

@@ -1,0 +1,67 @@
+"""Measures what a model's steps cost, at load."""
+
+import logging
+import statistics
+import time
+from typing import Final
+
+import torch
+
+from workers.engine.kv_cache import KVPool
+from workers.engine.model import Model
+from workers.engine.rows import RowBatch, SequenceRows
+from workers.pricing import StepTimes
+from workers.tree import ANCHOR
+
+logger = logging.getLogger(__name__)
+
+ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64, 96, 128)
+CONTEXTS: Final = (64, 1024)
+_REPEATS: Final = 5
+_BUDGET_S: Final = 4.0
+
+
+def measure_step_times(model: Model, pool: KVPool, most_rows: int) -> StepTimes:
+    """Run steps of 1 to `most_rows` rows behind short and long contexts; medians.
+
+    Takes some seconds at most: with a slow model, the larger numbers of rows are left to extrapolation.
+    The contexts hold whatever the memory holds: what a step computes does not change how long it takes.
+    """
+    rows_tried = [rows for rows in ROWS if rows <= most_rows] or [1]
+    contexts = [context for context in CONTEXTS if context + rows_tried[-1] <= pool.num_slots]
+    contexts = [min(c, model.info.max_model_len - rows_tried[-1] - 1) for c in contexts] or [0]
+    times: dict[tuple[int, int], float] = {}
+    started = time.monotonic()
+    for rows in rows_tried:
+        if len(times) >= 2 * len(contexts) and time.monotonic() - started > _BUDGET_S:
+            break
+        for context in dict.fromkeys(max(0, context) for context in contexts):
+            times[rows, context] = _median_step(model, pool, rows, context)
+    logger.info(
+        "steps of %s rows after %d tokens: %s ms",
+        [rows for rows, context in times if context == contexts[0]],
+        contexts[0],
+        [round(1000 * s, 1) for (_, context), s in times.items() if context == contexts[0]],
+    )
+    return StepTimes(times)
+
+
+def _median_step(model: Model, pool: KVPool, rows: int, context: int) -> float:
+    kv = pool.sequence()
+    kv.reserve(context + rows)
+    kv.keys.zero_()
+    kv.values.zero_()
+    kv.length = context
+    # A chain would be read as a prompt: siblings under an anchor are what a step verifies.
+    parents = [ANCHOR, *[0] * (rows - 1)]
+    seconds = []
+    try:
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            model.forward(RowBatch([SequenceRows(kv, [0] * rows, range(rows), parents)]))
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            seconds.append(time.perf_counter() - began)
+    finally:
+        kv.free()
+    return statistics.median(seconds)

@@ -1,0 +1,100 @@
+"""When a step begins and which drafted nodes it verifies: pricing, applied to the sessions of a target."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from workers.pricing import Arrival, Cut, StepTimes, best_cut, best_wait, price_of_a_row
+from workers.target.counters import Counters
+from workers.target.proposals import Outlook
+from workers.target.session import TargetSession
+from workers.tree import TokenTree
+
+_FIRST_STEPS: Final = 2.0
+"""Steps whose time drafting may cost an answer before it has saved any."""
+
+
+class Policy:
+    """Decides by predicted step times. `outlooks` of drafters are shared by all answers."""
+
+    def __init__(self, times: StepTimes, counters: Counters) -> None:
+        self.times = times
+        self.outlooks: dict[str, Outlook] = {}
+        self._counters = counters
+        self._cut = Cut(0, 1.0, times(1, 0))
+        self._plain_s = self._cut.seconds
+        self._rows = 1
+        self._context = 0.0
+
+    def begin(self, session: TargetSession) -> None:
+        """A session has its first token: from now on drafting may cost it something."""
+        session.proposals.balance = _FIRST_STEPS * self.times(1, len(session.tokens))
+
+    def start(self, sessions: Sequence[TargetSession], now: float) -> float:
+        """When a step of these decoding sessions should begin; `now` or later."""
+        step_s = self.times(len(sessions), _context(sessions))
+        arrivals: list[Arrival] = []
+        for session in sessions:
+            session.open_mailbox()
+            arrivals += session.arrivals(now, step_s)
+        if not arrivals:
+            return now
+        scores = _scores(session.candidates() for session in sessions if session.affordable)
+        cut = best_cut(scores, len(sessions), len(sessions), _context(sessions), self.times)
+        return now + best_wait(cut, arrivals)
+
+    def select(
+        self, sessions: Sequence[TargetSession], other_rows: int, most: int
+    ) -> dict[TargetSession, TokenTree]:
+        """The part of each decoding session's tree that the next step verifies.
+
+        `other_rows` are the step's rows of prompts, `most` the drafted rows that there is room for.
+        """
+        for session in sessions:
+            session.open_mailbox()
+        trees = {session: session.candidates() for session in sessions if session.affordable}
+        self._rows, self._context = len(sessions) + other_rows, _context(sessions)
+        scores = _scores(trees.values())
+        self._cut = best_cut(
+            scores[: max(0, most)], len(sessions), self._rows, self._context, self.times
+        )
+        self._plain_s = self.times(self._rows, self._context)
+        if not scores:
+            return trees
+        # Sessions in turn give their best nodes until the number is reached; equal scores count for all.
+        bar = scores[self._cut.nodes - 1] if self._cut.nodes else 2.0
+        selected, left = {}, self._cut.nodes
+        for session, tree in trees.items():
+            count = min(left, sum(score >= bar for score in tree.scores))
+            selected[session] = tree.cut(count, len(tree))
+            left -= count
+            self._counters.nodes_priced_out += len(tree) - count
+        return selected
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        """A step is over."""
+        if rows:
+            self.times.observe(rows, self._context, seconds)
+
+    def charge(
+        self, session: TargetSession, waited_s: float, seconds: float, accepted: int
+    ) -> None:
+        """Book what the last step cost and saved a session that decoded in it."""
+        rows_s = self._cut.seconds - self._plain_s if session.drafted else 0.0
+        session.proposals.paid(waited_s + seconds, waited_s + rows_s, accepted * self._plain_s)
+
+    def price(self, sessions: int) -> tuple[float, float]:
+        """(price of a row in tokens, pace in tokens per second and session) for those that decode."""
+        sessions = max(1, sessions)
+        rate = max(self._cut.rate, sessions / self.times(sessions, self._context))
+        return (
+            price_of_a_row(rate, sessions, self._context, self.times),
+            rate / sessions,
+        )
+
+
+def _context(sessions: Sequence[TargetSession]) -> float:
+    return sum(len(session.tokens) for session in sessions) / max(1, len(sessions))
+
+
+def _scores(trees: Iterable[TokenTree]) -> list[float]:
+    return sorted((score for tree in trees for score in tree.scores), reverse=True)

@@ -1,0 +1,196 @@
+"""What drafters propose for one answer: what fits now, what it is worth, and what is still to come.
+
+Scores are taken as they turned out: where a drafter's children are right less often than they say, all its
+scores are lowered, level by level. What a drafter's proposals are worth and how long they take is learned for
+each answer, beginning with what all answers of the target have shown.
+"""
+
+import copy
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from workers.pricing import Arrival
+from workers.target.counters import Counters
+from workers.tree import ANCHOR, TokenTree
+
+_RATE: Final = 0.15
+_POOL_RATE: Final = 0.02
+_PRIOR_LEVELS: Final = 4.0
+_MEMORY: Final = 0.95
+_CORRECTIONS: Final = (0.2, 1.25)
+_LATE: Final = 3.0
+"""Spreads of its delay after which a proposal is not expected any more."""
+
+_BASES: Final = 64
+ALLOWANCE: Final = 0.03
+"""Share of the elapsed time that drafting may cost an answer."""
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What is to be expected of a drafter: seconds after a commit, and tokens that its tree adds."""
+
+    seconds: float | None = None
+    spread: float = 0.0
+    tokens: float = 0.5
+    _right: float = field(default=_PRIOR_LEVELS)
+    _expected: float = field(default=_PRIOR_LEVELS)
+
+    @property
+    def correction(self) -> float:
+        """How often its tokens are right where it expected one right token."""
+        low, high = _CORRECTIONS
+        return min(high, max(low, self._right / self._expected))
+
+    def arrived(self, seconds: float, rate: float) -> None:
+        """A proposal came so many seconds after the commit that it answers."""
+        if self.seconds is None:
+            self.seconds, self.spread = seconds, seconds / 4
+            return
+        self.spread += rate * (abs(seconds - self.seconds) - self.spread)
+        self.seconds += rate * (seconds - self.seconds)
+
+    def added(self, tokens: float, rate: float) -> None:
+        """What a proposal was expected to add when it came."""
+        self.tokens += rate * (tokens - self.tokens)
+
+    def judged(self, right: int, expected: float) -> None:
+        """Of its guesses `right` were, where `expected` should have been."""
+        self._right = _PRIOR_LEVELS + _MEMORY * (self._right - _PRIOR_LEVELS) + right
+        self._expected = _PRIOR_LEVELS + _MEMORY * (self._expected - _PRIOR_LEVELS) + expected
+
+
+class Proposals:
+    """Owned by the target's loop thread; `put` and `elsewhere` are for other threads.
+
+    `elsewhere` are the names of drafters on draft workers that are to answer each commit. `pool` are the
+    outlooks of all answers, by drafter. Nodes are at most `max_nodes` in one step.
+    """
+
+    def __init__(
+        self, pool: dict[str, Outlook], max_nodes: int, patience_s: float, counters: Counters
+    ) -> None:
+        self.elsewhere: frozenset[str] = frozenset()
+        self.balance = 0.0
+        self._pool = pool
+        self._own: dict[str, Outlook] = {}
+        self._max_nodes = max_nodes
+        self._patience_s = patience_s
+        self._counters = counters
+        self._mailbox: deque[tuple[str, int, TokenTree, float]] = deque()
+        self._offers: dict[str, TokenTree] = {}
+        self._answered: set[str] = set()
+        self._reached: dict[int, float] = {}
+
+    @property
+    def affordable(self) -> bool:
+        """Whether drafting has cost no more than it may."""
+        return self.balance >= 0.0
+
+    def put(self, drafter: str, base_len: int, tree: TokenTree) -> None:
+        """A proposal has arrived; of one drafter the newest wins."""
+        self._mailbox.append((drafter, base_len, tree, time.monotonic()))
+
+    def open_mailbox(self, tokens: Sequence[int], prompt_len: int, beside: frozenset[str]) -> None:
+        """Take what arrived, as it fits after all committed `tokens`; what does not fit is dropped."""
+        while self._mailbox:
+            drafter, base_len, tree, arrived = self._mailbox.popleft()
+            since = self._reached.get(base_len)
+            late = base_len < len(tokens)
+            asked = drafter in self.elsewhere or drafter in beside
+            fits = asked and prompt_len <= base_len <= len(tokens)
+            rest = tree.rebase(tokens[base_len:]) if fits else None
+            if since is not None and asked:
+                for outlook, rate in self._outlooks(drafter):
+                    outlook.arrived(arrived - since, rate)
+            if not late and fits:
+                self._answered.add(drafter)
+            # An empty tree answers for its own base only.
+            if rest is None or (late and not rest):
+                self._counters.proposals_dropped += 1
+                continue
+            self._counters.proposals_rebased += late
+            self._take(drafter, rest)
+
+    def tree(self) -> TokenTree:
+        """All that is proposed now, in one tree with calibrated scores."""
+        tree = TokenTree()
+        for drafter, offer in self._offers.items():
+            tree = tree.merge(calibrated(offer, self._outlook(drafter).correction))
+        return tree
+
+    def missing(self, beside: frozenset[str]) -> frozenset[str]:
+        """Who has not answered the last commit, of those `beside` the target and elsewhere."""
+        return (self.elsewhere | beside) - self._answered
+
+    def arrivals(self, beside: frozenset[str], now: float, step_s: float) -> list[Arrival]:
+        """What is still to come and may be waited for, if a step takes `step_s`."""
+        if not self.affordable or not self._reached:
+            return []
+        passed = now - next(reversed(self._reached.values()))
+        expected = []
+        for drafter in self.missing(beside):
+            outlook = self._outlook(drafter)
+            # Of one that was never seen, something within half a step.
+            mean = step_s / 2 if outlook.seconds is None else outlook.seconds
+            spread = step_s / 2 if outlook.seconds is None else max(outlook.spread, 0.05 * mean)
+            if passed > min(mean + _LATE * spread, self._patience_s):
+                continue
+            left = mean - passed if passed < mean else spread
+            if passed + left > self._patience_s:
+                continue
+            here = sum(self._offers[drafter].scores) if drafter in self._offers else 0.0
+            expected.append(Arrival(left, max(0.0, outlook.tokens - here)))
+        return expected
+
+    def committed(self, base_len: int, tokens: Sequence[int]) -> None:
+        """Tokens were committed: judge what was proposed, and keep what still fits."""
+        left = {}
+        for drafter, offer in self._offers.items():
+            right, expected = offer.judge(tokens)
+            for outlook, _ in self._outlooks(drafter):
+                outlook.judged(right, expected)
+            rest = offer.rebase(tokens)
+            if rest:
+                left[drafter] = rest
+        self._offers = left
+        self._answered.clear()
+        self._reached[base_len + len(tokens)] = time.monotonic()
+        if len(self._reached) > _BASES:
+            del self._reached[next(iter(self._reached))]
+
+    def paid(self, elapsed_s: float, cost_s: float, saved_s: float) -> None:
+        """A step is over: it and the wait before took `elapsed_s`, drafting cost and saved that much."""
+        self.balance += ALLOWANCE * elapsed_s + saved_s - cost_s
+
+    def _take(self, drafter: str, tree: TokenTree) -> None:
+        before = self._worth()
+        self._offers[drafter] = tree
+        added = self._worth() - before
+        for outlook, rate in self._outlooks(drafter):
+            outlook.added(max(0.0, added), rate)
+
+    def _worth(self) -> float:
+        return sum(sorted(self.tree().scores, reverse=True)[: self._max_nodes])
+
+    def _outlook(self, drafter: str) -> Outlook:
+        if drafter not in self._own:
+            self._own[drafter] = copy.copy(self._pool.setdefault(drafter, Outlook()))
+        return self._own[drafter]
+
+    def _outlooks(self, drafter: str) -> tuple[tuple[Outlook, float], ...]:
+        return (self._outlook(drafter), _RATE), (self._pool[drafter], _POOL_RATE)
+
+
+def calibrated(tree: TokenTree, correction: float) -> TokenTree:
+    """The tree with every edge's probability multiplied by `correction`."""
+    scores: list[float] = []
+    factors: list[float] = []
+    for parent, score in zip(tree.parents, tree.scores, strict=True):
+        factors.append(correction * (1.0 if parent == ANCHOR else factors[parent]))
+        above = 1.0 if parent == ANCHOR else scores[parent]
+        scores.append(min(above, score * factors[-1]))
+    return TokenTree(tree.tokens, tree.parents, tuple(scores))

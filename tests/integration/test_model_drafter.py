@@ -133,9 +133,9 @@ def test_the_cache_follows_the_answer_through_hits_and_misses() -> None:
         while len(news) < 4 and node in held.parents:
             node = rng.choice([i for i, parent in enumerate(held.parents) if parent == node])
             news.append(held.tokens[node])
-            if held.rows[node] != UNEXPANDED and rng.random() < 0.5:
+            if held.rows[node] != UNEXPANDED and rng.random() < 0.8:
                 break
-        if rng.random() < 0.3:
+        if rng.random() < 0.2:
             news.append(rng.choice([token for token in range(256) if token not in held.tokens]))
         grown.observe(1, news, ())
         tokens += news

@@ -6,8 +6,10 @@ from typing import cast
 import torch
 
 from workers.draft.eagle import EagleHead
+from workers.draft.native_head import NativeHead
 from workers.engine import attention, linear
 from workers.engine.kv_cache import KVPool, KVShape
+from workers.engine.native.attention import NativeStep
 from workers.engine.rows import RowBatch, SequenceRows
 from workers.rpc.messages import Features
 
@@ -28,6 +30,9 @@ class HeadRunner:
             1, config.target.num_key_value_heads, config.head_dim, dtype, self._device
         )
         self._backend = attention.choose_backend(self._shape)
+        self._native = None
+        if NativeHead.serves(self._head, self._shape):
+            self._native = NativeHead(self._head, self._shape, window, self._scale)
         if linear.can_pack(dtype, self._device):
             linear.pack_linears(self._head)
             self._min_rows = linear.PACKED_MIN_ROWS
@@ -52,6 +57,9 @@ class HeadRunner:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows with the states before them [T, H]: logits of the wanted rows, float32, and all states."""
         batch = RowBatch(sequences)
+        if self._native is not None:
+            step = cast(NativeStep, self._backend.step(batch))
+            return self._native.run(batch, step, before)
         padding = max(0, self._min_rows - batch.num_rows)
         tokens = torch.tensor([batch.tokens() + [0] * padding], device=self._device)
         positions = torch.tensor([batch.positions() + [0] * padding], device=self._device)

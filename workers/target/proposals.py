@@ -83,6 +83,7 @@ class Proposals:
         self._mailbox: deque[tuple[str, int, TokenTree, float]] = deque()
         self._offers: dict[str, TokenTree] = {}
         self._answered: set[str] = set()
+        self._heard: dict[str, int] = {}
         self._reached: dict[int, float] = {}
 
     @property
@@ -98,14 +99,16 @@ class Proposals:
         """Take what arrived, as it fits after all committed `tokens`; what does not fit is dropped."""
         while self._mailbox:
             drafter, base_len, tree, arrived = self._mailbox.popleft()
-            since = self._reached.get(base_len)
             late = base_len < len(tokens)
             asked = drafter in self.elsewhere or drafter in beside
             fits = asked and prompt_len <= base_len <= len(tokens)
             rest = tree.rebase(tokens[base_len:]) if fits else None
-            if since is not None and asked:
-                for outlook, rate in self._outlooks(drafter):
-                    outlook.arrived(arrived - since, rate)
+            # What is sent again, because it has grown, says nothing of how long a proposal takes.
+            if fits and base_len > self._heard.get(drafter, -1):
+                self._heard[drafter] = base_len
+                if base_len in self._reached:
+                    for outlook, rate in self._outlooks(drafter):
+                        outlook.arrived(arrived - self._reached[base_len], rate)
             if not late and fits:
                 self._answered.add(drafter)
             # An empty tree answers for its own base only.

@@ -4,6 +4,7 @@
  * the order of sums inside linear layers. A row's bits depend on nothing but the row and what it attends to.
  */
 #include "attention.h"
+#include "bytes.h"
 #include "linear.h"
 
 /* Weights of one layer: norms [hidden], linears packed (see linear.c), biases float32 or NULL. */
@@ -84,72 +85,148 @@ static void gated(const uint16_t *both, uint16_t *out, int32_t size) {
     }
 }
 
+/* Room between a layer's parts, for so many rows: `y` is twice as wide as x. */
+typedef struct {
+    uint16_t *x, *y, *a, *b;
+} room;
+
+static uint16_t *allocate(const decoder *d, int64_t rows, room *m) {
+    int64_t hidden = d->hidden, inner = d->intermediate;
+    int64_t width = (d->heads + 2 * d->kv_heads) * (int64_t)d->head_dim;
+    int64_t attended = d->heads * (int64_t)d->head_dim;
+    int64_t wide = 2 * inner > width ? 2 * inner : width;
+    int64_t narrow = attended > inner ? attended : inner;
+    uint16_t *memory = malloc(2 * rows * (3 * hidden + wide + narrow));
+    m->x = memory;
+    m->y = m->x + rows * hidden;
+    m->a = m->y + 2 * rows * hidden;
+    m->b = m->a + rows * wide;
+    return memory;
+}
+
+/* One layer over the rows of m->x, whose attention reads m->y, `inputs` wide. Returns 0, or 1 without memory. */
+static int run_layer(const decoder *d, int32_t number, const sequence *sequences,
+                     int32_t num_sequences, int32_t rows, int64_t inputs, const int64_t *positions,
+                     const room *m, int32_t threads) {
+    const layer_weights *w = &d->weights[number];
+    int64_t hidden = d->hidden, inner = d->intermediate, dim = d->head_dim;
+    int64_t width = (d->heads + 2 * d->kv_heads) * dim, attended = d->heads * dim;
+    uint16_t *x = m->x, *y = m->y, *a = m->a, *b = m->b;
+    linear_bfloat16(y, rows, inputs, w->qkv, w->qkv_bias, width, a, threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < d->heads + d->kv_heads; h++) {
+            uint16_t *head = a + r * width + h * dim;
+            const uint16_t *norm = h < d->heads ? w->query_norm : w->key_norm;
+            if (norm != NULL) rms_norm(head, norm, head, dim, d->eps);
+            rotate(head, d->cosine + positions[r] * dim, d->sine + positions[r] * dim, dim);
+        }
+    shape s = {number, d->heads, d->kv_heads, d->head_dim, 1, w->window, d->scale, 0.0f};
+    int failed = attend(sequences, num_sequences, &s, a, width, dim, a + attended, width, dim,
+                        a + attended + d->kv_heads * dim, width, dim, b, threads);
+    linear_bfloat16(b, rows, attended, w->out, w->out_bias, hidden, y, threads);
+    add(x, y, rows * hidden);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
+    for (int64_t r = 0; r < rows; r++)
+        rms_norm(x + r * hidden, w->post_norm, y + r * hidden, hidden, d->eps);
+    linear_bfloat16(y, rows, hidden, w->gate_up, NULL, 2 * inner, a, threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
+    for (int64_t r = 0; r < rows; r++) gated(a + r * 2 * inner, b + r * inner, inner);
+    linear_bfloat16(b, rows, inner, w->down, NULL, hidden, y, threads);
+    add(x, y, rows * hidden);
+    return failed;
+}
+
 /* Runs a step. Rows of all sequences lie one after the other; `wanted` rows get logits, float32
  * [num_wanted][vocab], already rounded to bfloat16. Returns 0, or 1 if memory ran out. */
 int decoder_step(const decoder *d, const sequence *sequences, int32_t num_sequences, int32_t rows,
                  const int64_t *tokens, const int64_t *positions, const int64_t *wanted,
                  int32_t num_wanted, const taps *tap, float *logits, int32_t threads) {
-    int64_t hidden = d->hidden, inner = d->intermediate, dim = d->head_dim;
-    int64_t width = (d->heads + 2 * d->kv_heads) * dim, attended = d->heads * dim;
-    int64_t wide = 2 * inner > width ? 2 * inner : width;
-    int64_t narrow = attended > inner ? attended : inner;
-    narrow = narrow > hidden ? narrow : hidden;
-    int64_t most = rows > num_wanted ? rows : num_wanted;
-    uint16_t *memory = malloc(2 * most * (2 * hidden + wide + narrow));
+    int64_t hidden = d->hidden;
+    room m;
+    uint16_t *memory = allocate(d, rows > num_wanted ? rows : num_wanted, &m);
     uint16_t *out = malloc(2 * (num_wanted ? num_wanted : 1) * (int64_t)d->vocab);
     if (memory == NULL || out == NULL) {
         free(memory);
         free(out);
         return 1;
     }
-    uint16_t *x = memory, *y = x + most * hidden, *a = y + most * hidden, *b = a + most * wide;
     for (int64_t r = 0; r < rows; r++)
-        memcpy(x + r * hidden, d->embedding + tokens[r] * hidden, 2 * hidden);
+        memcpy(m.x + r * hidden, d->embedding + tokens[r] * hidden, 2 * hidden);
     int failed = 0, entered = 0;
     for (int32_t l = 0; l < d->layers && !failed; l++) {
-        const layer_weights *w = &d->weights[l];
         while (tap->to != NULL && tap->width == 3 * hidden && entered < 3 &&
                tap->entered[entered] == l) {
             for (int64_t r = 0; r < rows; r++)
-                memcpy(tap->to + r * tap->width + entered * hidden, x + r * hidden, 2 * hidden);
+                memcpy(tap->to + r * tap->width + entered * hidden, m.x + r * hidden, 2 * hidden);
             entered++;
         }
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
         for (int64_t r = 0; r < rows; r++)
-            rms_norm(x + r * hidden, w->input_norm, y + r * hidden, hidden, d->eps);
-        linear_bfloat16(y, rows, hidden, w->qkv, w->qkv_bias, width, a, threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t h = 0; h < d->heads + d->kv_heads; h++) {
-                uint16_t *head = a + r * width + h * dim;
-                const uint16_t *norm = h < d->heads ? w->query_norm : w->key_norm;
-                if (norm != NULL) rms_norm(head, norm, head, dim, d->eps);
-                rotate(head, d->cosine + positions[r] * dim, d->sine + positions[r] * dim, dim);
-            }
-        shape s = {l, d->heads, d->kv_heads, d->head_dim, 1, w->window, d->scale, 0.0f};
-        failed = attend(sequences, num_sequences, &s, a, width, dim, a + attended, width, dim,
-                        a + attended + d->kv_heads * dim, width, dim, b, threads);
-        linear_bfloat16(b, rows, attended, w->out, w->out_bias, hidden, y, threads);
-        add(x, y, rows * hidden);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
-        for (int64_t r = 0; r < rows; r++)
-            rms_norm(x + r * hidden, w->post_norm, y + r * hidden, hidden, d->eps);
-        linear_bfloat16(y, rows, hidden, w->gate_up, NULL, 2 * inner, a, threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 8)
-        for (int64_t r = 0; r < rows; r++) gated(a + r * 2 * inner, b + r * inner, inner);
-        linear_bfloat16(b, rows, inner, w->down, NULL, hidden, y, threads);
-        add(x, y, rows * hidden);
+            rms_norm(m.x + r * hidden, d->weights[l].input_norm, m.y + r * hidden, hidden, d->eps);
+        failed = run_layer(d, l, sequences, num_sequences, rows, hidden, positions, &m, threads);
     }
     if (tap->to != NULL && tap->width == hidden) {
         for (int64_t r = 0; r < rows; r++)
-            rms_norm(x + r * hidden, d->norm, tap->to + r * hidden, hidden, d->eps);
+            rms_norm(m.x + r * hidden, d->norm, tap->to + r * hidden, hidden, d->eps);
     }
     for (int64_t i = 0; i < num_wanted; i++)
-        rms_norm(x + wanted[i] * hidden, d->norm, y + i * hidden, hidden, d->eps);
-    linear_bfloat16(y, num_wanted, hidden, d->head, NULL, d->vocab, out, threads);
+        rms_norm(m.x + wanted[i] * hidden, d->norm, m.y + i * hidden, hidden, d->eps);
+    linear_bfloat16(m.y, num_wanted, hidden, d->head, NULL, d->vocab, out, threads);
     int64_t count = num_wanted * (int64_t)d->vocab;
     for (int64_t i = 0; i < count; i++) logits[i] = widen_bfloat16(out[i]);
     free(memory);
     free(out);
+    return failed;
+}
+
+/* What an EAGLE head has besides one layer: EAGLE-3 a norm for states, EAGLE-1 a projection of token and state. */
+typedef struct {
+    const uint16_t *state_norm, *project;
+    const float *project_bias;
+    const int8_t *head; /* the head in bytes, see bytes.c */
+    const float *head_scales;
+    const int32_t *head_sums;
+} eagle;
+
+/* Runs rows of an EAGLE head: `states` before the tokens, in and, those expected at them, out, [rows][hidden].
+ * `wanted` rows get logits, float32 [num_wanted][vocab]. Returns 0, or 1 if memory ran out. */
+int eagle_step(const decoder *d, const eagle *e, const sequence *sequences, int32_t num_sequences,
+               int32_t rows, const int64_t *tokens, const int64_t *positions, uint16_t *states,
+               const int64_t *wanted, int32_t num_wanted, float *logits, int32_t threads) {
+    int64_t hidden = d->hidden;
+    room m;
+    uint16_t *memory = allocate(d, rows > num_wanted ? rows : num_wanted, &m);
+    if (memory == NULL) return 1;
+    int64_t inputs = e->state_norm == NULL ? hidden : 2 * hidden;
+    for (int64_t r = 0; r < rows; r++) {
+        const uint16_t *token = d->embedding + tokens[r] * hidden, *state = states + r * hidden;
+        uint16_t *both = m.y + 2 * r * hidden;
+        if (e->state_norm == NULL) {
+            memcpy(both, token, 2 * hidden);
+            memcpy(both + hidden, state, 2 * hidden);
+        } else {
+            rms_norm(token, d->weights[0].input_norm, both, hidden, d->eps);
+            rms_norm(state, e->state_norm, both + hidden, hidden, d->eps);
+            memcpy(m.x + r * hidden, state, 2 * hidden);
+        }
+    }
+    if (e->state_norm == NULL) {
+        linear_bfloat16(m.y, rows, 2 * hidden, e->project, e->project_bias, hidden, m.x, threads);
+        memcpy(m.y, m.x, 2 * rows * hidden);
+    }
+    int failed = run_layer(d, 0, sequences, num_sequences, rows, inputs, positions, &m, threads);
+    memcpy(states, m.x, 2 * rows * hidden);
+    for (int64_t i = 0; i < num_wanted; i++) {
+        const uint16_t *from = m.x + wanted[i] * hidden;
+        if (d->norm != NULL)
+            rms_norm(from, d->norm, m.y + i * hidden, hidden, d->eps);
+        else
+            memcpy(m.y + i * hidden, from, 2 * hidden);
+    }
+    if (!failed)
+        failed = linear_bytes(m.y, num_wanted, hidden, e->head, e->head_scales, e->head_sums,
+                              d->vocab, logits, threads);
+    free(memory);
     return failed;
 }

@@ -16,7 +16,9 @@ from workers.engine.rows import RowBatch
 _TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
-class _Layer(ctypes.Structure):
+class Layer(ctypes.Structure):
+    """decoder.c's layer_weights."""
+
     _fields_ = (
         ("input_norm", ctypes.c_void_p),
         ("post_norm", ctypes.c_void_p),
@@ -32,7 +34,9 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Decoder(ctypes.Structure):
+class Decoder(ctypes.Structure):
+    """decoder.c's decoder."""
+
     _fields_ = (
         ("layers", ctypes.c_int32),
         ("hidden", ctypes.c_int32),
@@ -60,6 +64,61 @@ class _Taps(ctypes.Structure):
     )
 
 
+class Packer:
+    """Makes what the library's structures point to, and keeps it for as long as it lives itself."""
+
+    def __init__(self) -> None:
+        self._alive: list[Any] = []
+
+    @property
+    def packed(self) -> list[PackedWeight]:
+        """The weights that were packed."""
+        return [part for part in self._alive if isinstance(part, PackedWeight)]
+
+    def keep(self, part: Any) -> Any:
+        """Let something live."""
+        self._alive.append(part)
+        return part
+
+    def weight(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
+        """A packed weight."""
+        packed: PackedWeight = self.keep(PackedWeight(weight, bias))
+        return packed
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """The address of a dense copy of a tensor, or of itself."""
+        dense: torch.Tensor = self.keep(tensor.detach().contiguous())
+        return dense.data_ptr()
+
+    def layer(self, entry: Layer, layer: Any, window: int) -> None:
+        """Pack a layer whose parts have the names of Llama's."""
+        attention, mlp = layer.self_attn, layer.mlp
+        joined = [attention.q_proj, attention.k_proj, attention.v_proj]
+        bias = None
+        if joined[0].bias is not None:
+            bias = torch.cat([part.bias for part in joined])
+        qkv = self.weight(torch.cat([part.weight for part in joined]), bias)
+        out = self.weight(attention.o_proj.weight, attention.o_proj.bias)
+        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        if hasattr(layer, "input_layernorm"):
+            entry.input_norm = self.address(layer.input_layernorm.weight)
+        entry.post_norm = self.address(layer.post_attention_layernorm.weight)
+        if hasattr(attention, "q_norm"):
+            entry.query_norm = self.address(attention.q_norm.weight)
+            entry.key_norm = self.address(attention.k_norm.weight)
+        entry.qkv, entry.qkv_bias = qkv.data, qkv.bias
+        entry.out, entry.out_bias = out.data, out.bias
+        entry.gate_up = self.weight(gate_up).data
+        entry.down = self.weight(mlp.down_proj.weight).data
+        entry.window = window
+
+    def rope(self, rotary: Any, max_len: int) -> tuple[int, int]:
+        """Addresses of the cosines and sines of all positions, bfloat16 [positions, head dim]."""
+        positions = torch.arange(max_len)[None]
+        cosine, sine = rotary(torch.empty(0, dtype=torch.bfloat16), positions)
+        return self.address(cosine[0]), self.address(sine[0])
+
+
 class NativeDecoder:
     """Runs the step of a model whose every layer is Llama's, one of `_TYPES`."""
 
@@ -67,18 +126,17 @@ class NativeDecoder:
         """Pack one of transformers' modules; `windows` and `scale` are what its layers give attention."""
         config = module.config.get_text_config()
         self._library = library()
-        self._alive: list[Any] = []
+        self._packer = packer = Packer()
         self.vocab_size = module.lm_head.weight.shape[0]
         self._hidden = config.hidden_size
         self._num_layers = len(module.model.layers)
         self._taps = _Taps(None, 0)
-        layers = (_Layer * self._num_layers)()
+        layers = (Layer * self._num_layers)()
         for entry, layer, window in zip(layers, module.model.layers, windows, strict=True):
-            self._pack_layer(entry, layer, window)
+            packer.layer(entry, layer, window)
         attention = module.model.layers[0].self_attn
-        positions = torch.arange(max_len)[None]
-        cosine, sine = module.model.rotary_emb(torch.empty(0, dtype=torch.bfloat16), positions)
-        self._model = _Decoder(
+        cosine, sine = packer.rope(module.model.rotary_emb, max_len)
+        self._model = Decoder(
             layers=self._num_layers,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -88,14 +146,14 @@ class NativeDecoder:
             vocab=self.vocab_size,
             eps=config.rms_norm_eps,
             scale=scale,
-            embedding=self._address(module.model.embed_tokens.weight),
-            cosine=self._address(cosine[0]),
-            sine=self._address(sine[0]),
-            norm=self._address(module.model.norm.weight),
-            head=self._packed(module.lm_head.weight, None).data,
+            embedding=packer.address(module.model.embed_tokens.weight),
+            cosine=cosine,
+            sine=sine,
+            norm=packer.address(module.model.norm.weight),
+            head=packer.weight(module.lm_head.weight).data,
             weights=ctypes.addressof(layers),
         )
-        self._alive.append(layers)
+        packer.keep(layers)
 
     @staticmethod
     def serves(module: Any, shape: KVShape) -> bool:
@@ -114,7 +172,7 @@ class NativeDecoder:
     @property
     def linears(self) -> list[Any]:
         """See Runner."""
-        return [part for part in self._alive if isinstance(part, PackedWeight)]
+        return list(self._packer.packed)
 
     def keep_features(self, kind: FeatureKind) -> int:
         """Return features of every row from now on; the width of a row's."""
@@ -149,33 +207,3 @@ class NativeDecoder:
         if failed:
             raise MemoryError(f"a step of {rows} rows: no memory for what is between its layers")
         return logits, features
-
-    def _pack_layer(self, entry: _Layer, layer: Any, window: int) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        joined = [attention.q_proj, attention.k_proj, attention.v_proj]
-        bias = None
-        if joined[0].bias is not None:
-            bias = torch.cat([part.bias for part in joined])
-        qkv = self._packed(torch.cat([part.weight for part in joined]), bias)
-        out = self._packed(attention.o_proj.weight, attention.o_proj.bias)
-        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        entry.input_norm = self._address(layer.input_layernorm.weight)
-        entry.post_norm = self._address(layer.post_attention_layernorm.weight)
-        if hasattr(attention, "q_norm"):
-            entry.query_norm = self._address(attention.q_norm.weight)
-            entry.key_norm = self._address(attention.k_norm.weight)
-        entry.qkv, entry.qkv_bias = qkv.data, qkv.bias
-        entry.out, entry.out_bias = out.data, out.bias
-        entry.gate_up = self._packed(gate_up, None).data
-        entry.down = self._packed(mlp.down_proj.weight, None).data
-        entry.window = window
-
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-        packed = PackedWeight(weight, bias)
-        self._alive.append(packed)
-        return packed
-
-    def _address(self, tensor: torch.Tensor) -> int:
-        dense = tensor.detach().contiguous()
-        self._alive.append(dense)
-        return dense.data_ptr()

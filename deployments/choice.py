@@ -21,13 +21,13 @@ from typing import Final
 from workers.rpc import messages as m
 from workers.tree import ANCHOR, TokenTree
 
-_RATE: Final = 0.1
+_RATE: Final = 0.05
 _POOL_RATE: Final = 0.02
 _FIRST_PAUSE: Final = 8
 _LONGEST_PAUSE: Final = 64
 _MARGIN: Final = 0.02
 _ROUNDS: Final = 8
-_KNOWN_AFTER: Final = 6
+_KNOWN_AFTER: Final = 12
 PRICES: Final = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Prices of a row for which gains are kept; above the last there is nothing to be learned by asking."""
 
@@ -68,6 +68,11 @@ class Records:
         self.used = Average()
         self.price = self.pace = 0.0
 
+    @property
+    def level(self) -> int:
+        """Where the price now is among PRICES."""
+        return max(0, bisect_right(PRICES, self.price) - 1)
+
     def judged(self, drafters: Set, reach: Sequence[int], rows: Sequence[int], rate: float) -> None:
         """What the trees of a set would have given, and their rows, at each of PRICES."""
         for averages, values in ((self.reach, reach), (self.rows, rows)):
@@ -90,9 +95,8 @@ class Records:
         if drafters in self.wait:
             # What grew while the target verified is not waited for.
             exposed = min(exposed, self.wait[drafters].value or 0.0)
-        level = bisect_right(PRICES, self.price) - 1
-        reach = self.reach[drafters][level].value or 0.0
-        rows = self.rows[drafters][level].value or 0.0
+        reach = self.reach[drafters][self.level].value or 0.0
+        rows = self.rows[drafters][self.level].value or 0.0
         used = 1.0 if self.used.value is None else self.used.value
         return used * reach - self.price * rows - self.pace * exposed
 
@@ -186,8 +190,9 @@ class Choice:
                 rows = [min(self._max_nodes, count) for count in rows]
                 for records, rate in self._learning:
                     records.judged(drafters, reach, rows, rate)
-                    if drafters == judged.asked and judged.accepted is not None and reach[0]:
-                        records.used.observe(min(1.0, judged.accepted / reach[0]), rate)
+                    found = reach[records.level]
+                    if drafters == judged.asked and judged.accepted is not None and found:
+                        records.used.observe(min(1.0, judged.accepted / found), rate)
         self._rounds = left
 
     def _decide(self) -> None:

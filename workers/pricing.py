@@ -73,35 +73,43 @@ def _rising(seconds: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How many of the best nodes a step verifies, what it is expected to commit, and how long it takes."""
+    """How many of the best nodes a step verifies, what it is expected to commit, and how long it takes.
+
+    `idle` seconds pass between two steps.
+    """
 
     nodes: int
     tokens: float
     seconds: float
+    idle: float = 0.0
 
     @property
     def rate(self) -> float:
         """λ, tokens per second."""
-        return self.tokens / self.seconds
+        return self.tokens / (self.seconds + self.idle)
 
 
 def best_cut(
-    scores: Sequence[float], sessions: int, rows: int, context: float, times: StepTimes
+    scores: Sequence[float],
+    sessions: int,
+    rows: int,
+    context: float,
+    times: StepTimes,
+    idle: float = 0.0,
 ) -> Cut:
     """The best number of nodes to verify in a step that has `rows` rows without them.
 
-    `scores` are the nodes' probabilities of being accepted, the best first. Verifying none wins unless some
-    number is better by DRAFTING_MUST_WIN_BY.
+    `scores` are the nodes' probabilities of being accepted, the best first; `idle` seconds pass between two
+    steps. Verifying none wins unless some number is better by DRAFTING_MUST_WIN_BY.
     """
-    plain = times(rows, context)
-    best = Cut(0, sessions, plain)
+    best = Cut(0, sessions, times(rows, context), idle)
     bar = best.rate * (1 + DRAFTING_MUST_WIN_BY)
     tokens = float(sessions)
     for nodes, score in enumerate(scores, 1):
         tokens += score
         seconds = times(rows + nodes, context)
-        if tokens > bar * seconds:
-            best = Cut(nodes, tokens, seconds)
+        if tokens > bar * (seconds + idle):
+            best = Cut(nodes, tokens, seconds, idle)
             bar = best.rate
     return best
 
@@ -134,7 +142,7 @@ def best_wait(cut: Cut, arrivals: Sequence[Arrival]) -> float:
     tokens = cut.tokens
     for arrival in sorted(arrivals, key=lambda arrival: arrival.seconds):
         tokens += arrival.tokens
-        rate = tokens / (cut.seconds + arrival.seconds)
+        rate = tokens / (cut.seconds + cut.idle + arrival.seconds)
         if rate > best_rate:
             best, best_rate = arrival.seconds, rate
     return best

@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterGroup:
-    """Drafters by name. `on_event_loop` runs a function on the event loop that sends messages."""
+    """Drafters by name. `deliver` runs a function that sends messages, where they may be sent from."""
 
     def __init__(
         self,
         configs: Sequence[DrafterConfig],
         target: str,
-        on_event_loop: Callable[[Callable[[], None]], None],
+        deliver: Callable[[Callable[[], None]], None],
         made: Mapping[str, Drafter] | None = None,
     ) -> None:
         """Make the drafters for the target of this reference, or take those given by name."""
-        self._on_event_loop = on_event_loop
+        self._deliver_by = deliver
         self._target = target
         self._configs = {c.name: c for c in configs}
         self._loops = {
@@ -120,7 +120,7 @@ class DrafterGroup:
             )
 
     def open(self, request: m.OpenDraft, send: Callable[[Any], None]) -> "GroupSession":
-        """Start drafting for an answer; `send` gets proposals and failures, on the event loop."""
+        """Start drafting for an answer; `send` gets proposals and failures, by way of `deliver`."""
         sessions = {}
         for name in request.drafters:
             sessions[name] = DraftSession(next(self._numbers), request, send)
@@ -140,7 +140,7 @@ class DrafterGroup:
             for session, message in results:
                 session.send(message)
 
-        self._on_event_loop(send)
+        self._deliver_by(send)
 
 
 class GroupSession:

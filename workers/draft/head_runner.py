@@ -58,8 +58,7 @@ class HeadRunner:
         """Rows with the states before them [T, H]: logits of the wanted rows, float32, and all states."""
         batch = RowBatch(sequences)
         if self._native is not None:
-            step = cast(NativeStep, self._backend.step(batch))
-            return self._native.run(batch, step, before)
+            return self._native.run(batch, cast(NativeStep, self._backend.step(batch)), before)
         padding = max(0, self._min_rows - batch.num_rows)
         tokens = torch.tensor([batch.tokens() + [0] * padding], device=self._device)
         positions = torch.tensor([batch.positions() + [0] * padding], device=self._device)

@@ -137,11 +137,13 @@ class TargetLoop:
         started = time.monotonic()
         waited, self._waited = self._waited, False
         decoding = [item.session for item in work if item.session.decoding]
+        ready = max((session.ready_since for session in decoding), default=started)
+        idle_s = max(0.0, started - ready)
         rows = RowBatch([item.rows for item in work])
         results: list[tuple[TargetSession, Any]] = []
         logits = self._model.forward(rows)
         step_ns = int((time.monotonic() - started) * 1e9)
-        self._count(work, rows.num_rows, step_ns, started, waited)
+        self._count(work, rows.num_rows, step_ns, idle_s, waited)
         policy = self._scheduler.policy
         price, pace = policy.price(len(decoding))
         first = 0
@@ -169,17 +171,17 @@ class TargetLoop:
             self._scheduler.stepped(session)
             if session.finished is not None:
                 results.append((session, session.finished))
-        policy.stepped(rows.num_rows, time.monotonic() - started)
+        if decoding:
+            policy.stepped(rows.num_rows, idle_s, time.monotonic() - started)
         return results
 
     def _count(
-        self, work: Sequence[Work], rows: int, step_ns: int, started: float, waited: bool
+        self, work: Sequence[Work], rows: int, step_ns: int, idle_s: float, waited: bool
     ) -> None:
         self._counters.steps += 1
         self._counters.rows += rows
         self._counters.shared_steps += len(work) > 1
         self._counters.step_ns += step_ns
         if waited:
-            ready = min((item.session.ready_since for item in work), default=started)
             self._counters.waits += 1
-            self._counters.wait_ns += int(max(0.0, started - ready) * 1e9)
+            self._counters.wait_ns += int(idle_s * 1e9)

@@ -9,6 +9,7 @@ from workers.target.proposals import Outlook
 from workers.target.session import TargetSession
 from workers.tree import TokenTree
 
+_IDLE_RATE: Final = 0.1
 _FIRST_STEPS: Final = 2.0
 """Steps whose time drafting may cost an answer before it has saved any."""
 
@@ -22,6 +23,7 @@ class Policy:
         self._counters = counters
         self._cut = Cut(0, 1.0, times(1, 0))
         self._plain_s = self._cut.seconds
+        self._idle_s = 0.0
         self._rows = 1
         self._context = 0.0
 
@@ -55,7 +57,12 @@ class Policy:
         self._rows, self._context = len(sessions) + other_rows, _context(sessions)
         scores = _scores(trees.values())
         self._cut = best_cut(
-            scores[: max(0, most)], len(sessions), self._rows, self._context, self.times
+            scores[: max(0, most)],
+            len(sessions),
+            self._rows,
+            self._context,
+            self.times,
+            self._idle_s,
         )
         self._plain_s = self.times(self._rows, self._context)
         if not scores:
@@ -70,10 +77,10 @@ class Policy:
             self._counters.nodes_priced_out += len(tree) - count
         return selected
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        """A step is over."""
-        if rows:
-            self.times.observe(rows, self._context, seconds)
+    def stepped(self, rows: int, idle_s: float, seconds: float) -> None:
+        """A step is over that began `idle_s` after its sessions were ready."""
+        self.times.observe(rows, self._context, seconds)
+        self._idle_s += _IDLE_RATE * (min(idle_s, seconds) - self._idle_s)
 
     def charge(
         self, session: TargetSession, waited_s: float, seconds: float, accepted: int

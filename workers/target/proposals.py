@@ -145,8 +145,7 @@ class Proposals:
             left = mean - passed if passed < mean else spread
             if passed + left > self._patience_s:
                 continue
-            here = sum(self._offers[drafter].scores) if drafter in self._offers else 0.0
-            expected.append(Arrival(left, max(0.0, outlook.tokens - here)))
+            expected.append(Arrival(left, outlook.tokens))
         return expected
 
     def committed(self, base_len: int, tokens: Sequence[int]) -> None:

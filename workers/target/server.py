@@ -83,7 +83,8 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self._loop = TargetLoop(
             self._model, self._scheduler, self._deliver_soon, self._counters, config.num_threads
         )
-        self._beside = DrafterGroup(config.drafters, config.model, self._on_event_loop, made)
+        # Proposals go from a drafter's thread to the target's without a detour.
+        self._beside = DrafterGroup(config.drafters, config.model, lambda send: send(), made)
         self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
@@ -189,7 +190,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             )
         if request.drafters:
             self._beside.check(request.drafters)
-        receiver = _TargetReceiver(channel, self.leases, request.lease_id, self._loop)
+        receiver = _TargetReceiver(
+            channel, self.leases, request.lease_id, self._loop, self._on_event_loop
+        )
         receiver.session = TargetSession(
             request,
             receiver.send,
@@ -215,6 +218,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             max_nodes=request.max_nodes,
             chain=request.chain,
             max_len=request.prompt_len + request.stopping.max_tokens,
+            mode=request.mode,
         )
         window = self._beside.feature_window(request.drafters)
         return BesideSession(self._beside.open(opened, send), request.drafters, window)
@@ -237,10 +241,16 @@ class _TargetReceiver(LeasedReceiver):
     session: TargetSession
 
     def __init__(
-        self, channel: Channel, leases: LeaseTable, lease_id: str, loop: TargetLoop
+        self,
+        channel: Channel,
+        leases: LeaseTable,
+        lease_id: str,
+        loop: TargetLoop,
+        on_event_loop: Callable[[Callable[[], None]], None],
     ) -> None:
         super().__init__(channel, leases, lease_id)
         self._loop = loop
+        self._on_event_loop = on_event_loop
 
     def handle(self, message: Any) -> None:
         match message:
@@ -259,7 +269,7 @@ class _TargetReceiver(LeasedReceiver):
         self._loop.notice()
 
     def drafted(self, message: Any) -> None:
-        """A drafter beside the target has proposed, or failed."""
+        """A drafter beside the target has proposed, or failed; called on the drafter's thread."""
         beside = self.session.beside
         assert beside is not None
         match message:
@@ -270,7 +280,7 @@ class _TargetReceiver(LeasedReceiver):
                 beside.told -= {message.drafter}
                 beside.asked -= {message.drafter}
         self._loop.notice()
-        self.send(message)
+        self._on_event_loop(lambda: self.send(message))
 
     def ended(self) -> None:
         self._loop.close(self.session)

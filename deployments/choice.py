@@ -8,7 +8,8 @@ of discounted averages is followed: of all sets the one that gains most over pla
     tokens reached − price · rows − pace · time that the target waits for the slowest of the set,
 
 the price of a row and the pace being the target's, sent with every commit: a loaded target's price ends
-drafting. Those that are left out are asked again after 8, 16, … 64 rounds, unless the price forbids any row.
+drafting. Those that are left out are asked again for some rounds after 8, 16, … 64, unless the price forbids
+any row.
 """
 
 import copy
@@ -25,6 +26,7 @@ _RATE: Final = 0.05
 _POOL_RATE: Final = 0.02
 _FIRST_PAUSE: Final = 8
 _LONGEST_PAUSE: Final = 64
+_PROBE: Final = 4
 _MARGIN: Final = 0.02
 _ROUNDS: Final = 8
 _KNOWN_AFTER: Final = 12
@@ -127,7 +129,7 @@ class Choice:
         self._learning = ((self._own, _RATE), (pool, _POOL_RATE))
         self._rounds: list[_Round] = []
         self._pause = _FIRST_PAUSE
-        self._since_all = 0
+        self._rest = 0
         self._best = self.drafters
 
     def join(self, drafters: Iterable[str]) -> None:
@@ -208,15 +210,12 @@ class Choice:
         best = max(known, key=lambda drafters: known[drafters] - _MARGIN * len(drafters))
         if best != self._best:
             self._best, self._pause = best, _FIRST_PAUSE
-        self._since_all += 1
+        self._rest += 1
         hopeless = self._own.price >= PRICES[-1]
-        if self._best == self.drafters or (self._since_all > self._pause and not hopeless):
-            if self._best != self.drafters:
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-            self._since_all = 0
-            self.asked = self.drafters
-        else:
-            self.asked = self._best
+        if self._rest > self._pause and not hopeless:
+            # Some rounds in a row: the first of a drafter that was away says little.
+            self._rest, self._pause = -_PROBE, min(2 * self._pause, _LONGEST_PAUSE)
+        self.asked = self.drafters if self._rest < 0 else self._best
 
 
 def _sets(drafters: Iterable[str]) -> list[Set]:

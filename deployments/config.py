@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
+from workers.request import DEFAULT_MODE, Mode
 
 
 class Strict(BaseModel):
@@ -139,6 +140,10 @@ class CoordinatorThresholds(Strict):
 
     request_limit_s: float = Field(600.0, gt=0, description="seconds until an answer is given up")
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="size of an HTTP body at most")
+    mode: Mode = Field(
+        DEFAULT_MODE,
+        description="what drafters do while the target verifies, where a request does not say",
+    )
     max_patience_ms: float = Field(
         50.0, ge=0, description="how long a target may ever wait for one proposal"
     )

@@ -24,7 +24,7 @@ from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
 from workers import limits
-from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
+from workers.request import Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
@@ -50,7 +50,7 @@ class SpeculationOptions:
     drafters: tuple[str, ...] = ()
     max_draft_tokens: int | None = None
     tree: bool = True
-    mode: Mode = DEFAULT_MODE
+    mode: Mode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,5 +281,5 @@ class Coordinator:
             max_draft_tokens=min(wanted, allowed),
             tree=options.tree,
             auto=auto,
-            mode=options.mode,
+            mode=options.mode or self.thresholds.mode,
         )

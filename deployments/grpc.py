@@ -13,7 +13,7 @@ from deployments.round import Piece
 from deployments.stats import RequestStats
 from protos import inference_pb2 as pb
 from workers import limits
-from workers.request import DEFAULT_MODE, Mode
+from workers.request import Mode
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, PermissionDenied, ServiceError
 
@@ -159,13 +159,13 @@ def _options(request: pb.GenerateRequest) -> Options:
     )
 
 
-def _mode(name: str) -> Mode:
+def _mode(name: str) -> Mode | None:
     modes = get_args(Mode)
     if name and name not in modes:
         raise InvalidRequest(
             f"mode must be one of {', '.join(modes)}, not {name!r}", "speculation.mode"
         )
-    return cast(Mode, name or DEFAULT_MODE)
+    return cast(Mode, name) if name else None
 
 
 def _response(request_id: str, piece: Piece) -> pb.GenerateResponse:

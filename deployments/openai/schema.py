@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
-from workers.request import DEFAULT_MODE, Mode
+from workers.request import Mode
 
 
 def _encodable(text: str) -> str:
@@ -76,7 +76,10 @@ class SpeculationBody(BaseModel):
     )
     tree: bool = Field(True, description="false drafts chains only")
     verification: Literal["coupled"] = "coupled"
-    mode: Mode = Field(DEFAULT_MODE, description="what drafters do while the target verifies")
+    mode: Mode | None = Field(
+        None,
+        description="what drafters do while the target verifies; left out: the server's default",
+    )
     stats: bool = Field(False, description="add a `speculation` object to the answer")
 
 

@@ -101,7 +101,7 @@ def test_a_drafter_that_comes_into_its_own_is_found_again() -> None:
     assert play.shares(100).get(frozenset(["a"]), 0) > 0.7
     luck["b"], luck["a"] = sometimes(0.9, 6), sometimes(0.0, 1)
     play.shares(400)
-    assert play.choice._best == {"b"}
+    assert "b" in play.choice._best
 
 
 def test_useless_drafters_are_not_waited_for() -> None:

@@ -103,7 +103,7 @@ class Target(WorkerReplica):
         from workers.target.config import TargetConfig
         from workers.target.server import TargetWorker
 
-        drafters = _drafter_configs(config.pop("drafters"))
+        drafters = drafter_configs(config.pop("drafters"))
         self._worker = TargetWorker(TargetConfig(**config, drafters=drafters))
         await self._worker.start()
 
@@ -115,7 +115,7 @@ class Draft(WorkerReplica):
         from workers.draft.config import DraftConfig
         from workers.draft.server import DraftWorker
 
-        self._worker = DraftWorker(DraftConfig(_drafter_configs(drafts), target))
+        self._worker = DraftWorker(DraftConfig(drafter_configs(drafts), target))
         await self._worker.start()
 
 
@@ -126,19 +126,23 @@ def build(args: AppConfig) -> serve.Application:
     calls than all of them, because waiting and fairness belong to the target's scheduler.
     """
     sessions = 2 * args.target.max_num_seqs
-    target_args = {
+    target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_options(args))
+    draft = None
+    drafters = drafter_options(args, "draft")
+    if drafters:
+        draft = _deployment(Draft, 2 * sessions).bind(drafters, args.target.model)
+    return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
+
+
+def target_options(args: AppConfig) -> dict[str, Any]:
+    """The options of TargetConfig, with those of the drafters beside the target."""
+    return {
         **args.target.model_dump(),
         "model_id": args.model_id,
         "max_draft_tokens": args.target.drafted_rows,
         "features": _features(args),
-        "drafters": _drafters(args, "target"),
+        "drafters": drafter_options(args, "target"),
     }
-    target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_args)
-    draft = None
-    drafters = _drafters(args, "draft")
-    if drafters:
-        draft = _deployment(Draft, 2 * sessions).bind(drafters, args.target.model)
-    return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
 
 
 def _features(args: AppConfig) -> str | None:
@@ -149,7 +153,7 @@ def _features(args: AppConfig) -> str | None:
     return kinds.pop() if kinds else None
 
 
-def _drafters(args: AppConfig, placement: str) -> list[dict[str, Any]]:
+def drafter_options(args: AppConfig, placement: str) -> list[dict[str, Any]]:
     """The options of the drafters at a place, as the worker's config has them, and their kind."""
     made = []
     for draft in args.drafts:
@@ -162,7 +166,8 @@ def _drafters(args: AppConfig, placement: str) -> list[dict[str, Any]]:
     return made
 
 
-def _drafter_configs(drafts: list[dict[str, Any]]) -> tuple[Any, ...]:
+def drafter_configs(drafts: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """The configs of workers.draft.config for such options."""
     from workers.draft.config import EagleConfig, LookupConfig, ModelConfig
 
     configs = {config.kind: config for config in (LookupConfig, ModelConfig, EagleConfig)}

@@ -198,6 +198,9 @@ class Choice:
         self._rounds = left
 
     def _decide(self) -> None:
+        if self._own.price >= PRICES[-1]:
+            self.asked = frozenset()
+            return
         gains = {
             drafters: self._own.gain(drafters)
             for drafters in (*_sets(self.drafters), frozenset[str]())
@@ -211,8 +214,7 @@ class Choice:
         if best != self._best:
             self._best, self._pause = best, _FIRST_PAUSE
         self._rest += 1
-        hopeless = self._own.price >= PRICES[-1]
-        if self._rest > self._pause and not hopeless:
+        if self._rest > self._pause:
             # Some rounds in a row: the first of a drafter that was away says little.
             self._rest, self._pause = -_PROBE, min(2 * self._pause, _LONGEST_PAUSE)
         self.asked = self.drafters if self._rest < 0 else self._best

@@ -37,8 +37,8 @@ def running_server(url: str | None, config: Path, log: Path) -> Iterator[str]:
             _wait(base, process, log)
             yield base
         finally:
-            # Ctrl-C is how a user stops it; Ray then ends the processes that it started.
-            process.send_signal(signal.SIGINT)
+            # Started in the background it would not hear Ctrl-C. Ray ends the processes that it started.
+            process.terminate()
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:

@@ -25,7 +25,7 @@ from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.engine.rows import RowBatch
 from workers.pricing import StepTimes
-from workers.request import SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
 from workers.target.config import TargetConfig
@@ -57,6 +57,10 @@ class LocalPool:
             held.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await held
+
+    def connections(self) -> list[Connection]:
+        alive = self._connection is not None and self._connection.alive
+        return [self._connection] if alive else []  # type: ignore[list-item]
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -228,6 +232,7 @@ class Harness:
         show_special_tokens: bool = False,
         priority: int = 0,
         auto: bool = False,
+        mode: Mode = DEFAULT_MODE,
         **others: Any,
     ) -> GenerationRequest:
         """A request; what is neither named here nor a stop rule is a sampling parameter."""
@@ -244,7 +249,7 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             show_special_tokens=show_special_tokens,
             priority=priority,
-            speculation=Speculation(tuple(self.drafters), max_draft_tokens, tree, auto),
+            speculation=Speculation(tuple(self.drafters), max_draft_tokens, tree, auto, mode),
             deadline=time.monotonic() + timeout_s,
         )
 

@@ -19,6 +19,7 @@ from workers.draft.drafter import Ask
 from workers.draft.drafters.eagle import EagleDrafter
 from workers.draft.head_runner import HeadRunner
 from workers.engine.features import FeatureTap
+from workers.engine.rows import SequenceRows
 from workers.request import SamplingParams
 from workers.rpc.messages import Features
 from workers.tree import ANCHOR, TokenTree
@@ -209,6 +210,67 @@ async def test_k1_k6_with_a_trained_head(place: str, version: str, dtype: str) -
         assert h.target._prefix_cache.hits
         greedy = together[0].stats
         assert greedy.mean_accepted_length > 1.5
+        await h.idle()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_native_pass_says_what_the_modules_say(version: str) -> None:
+    """In bfloat16: states as close as its rounding, guesses but for those that are about equal."""
+    path = tiny.trained_head(version)
+    native, modules = drafter(path, "bfloat16")._runner, drafter(path, "bfloat16")._runner
+    assert native._native is not None
+    modules._native = None
+    tokens = PROMPTS[2]
+    states = target_states(tokens, version)
+    made = []
+    for runner in (native, modules):
+        before = runner.read(as_message(0, states))[:-1]
+        kv = runner.pool(4096).sequence()
+        assert kv.reserve(len(tokens) + 8)
+        head = SequenceRows(kv, tokens[1:], range(len(tokens) - 1))
+        logits, read = runner.run([head], before)
+        kv.keep(range(len(tokens) - 1))
+        # Then a tree of its own states: two siblings, and a child of the second.
+        parents = [ANCHOR, ANCHOR, 1]
+        more, drafted = runner.run(
+            [SequenceRows(kv, [5, 6, 7], range(3), parents)], read[-1].expand(3, -1)
+        )
+        made.append((torch.cat([logits, more]), torch.cat([read, drafted]).float()))
+    (logits, read), (expected, wanted) = made
+    assert torch.allclose(read, wanted, atol=0.03 * float(wanted.abs().max()))
+    assert torch.allclose(logits, expected, atol=0.05 * float(expected.abs().max()))
+    assert (logits.argmax(1) == expected.argmax(1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("place", ["draft", "target"])
+async def test_a_head_that_was_not_asked_for_a_while_catches_up(place: str) -> None:
+    """Under a high price nothing is drafted and no feature is sent; then the head goes on."""
+    made = {"head": drafter(tiny.trained_head("eagle3"))}
+    there, here = (made, {}) if place == "draft" else ({}, made)
+    async with harness(tiny.llama(), there, beside=here, features="three", dtype="float32") as h:
+        request = h.request(PROMPTS[0], max_tokens=120, auto=True)
+        off = await h.generate(request, speculate=False)
+        policy = h.target._scheduler.policy
+        price, committed = policy.price, []
+
+        def changing(sessions: int) -> tuple[float, float]:
+            dear = 20 < h.target._counters.steps - begun < 45
+            return (1.0, 0.0) if dear else price(sessions)
+
+        policy.price = changing  # type: ignore[method-assign]
+        begun = h.target._counters.steps
+        generation = h.generation(request)
+        stats = generation.stats
+        tokens = []
+        async for piece in generation.pieces():
+            tokens += piece.tokens
+            committed.append((stats.draft_tokens, stats.accepted_tokens, h.target._counters.steps))
+        assert tokens == off.tokens
+        quiet = [drafted for drafted, _, steps in committed if 25 < steps - begun < 45]
+        assert len(quiet) > 5
+        assert quiet[0] == quiet[-1]
+        before = max(accepted for drafted, accepted, _ in committed if drafted == quiet[0])
+        assert stats.accepted_tokens > before
         await h.idle()
 
 

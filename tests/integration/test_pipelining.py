@@ -1,0 +1,114 @@
+"""Rounds that overlap: what drafters do while the target verifies, and when they do nothing at all."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.harness import ReplayDrafter, harness, http_client
+from tests.integration.test_model_drafter import drafter
+from workers.pricing import StepTimes
+from workers.request import Mode
+
+tokenizer = tiny.byte_level_tokenizer()
+PROMPT = tokenizer("the cat in the hat").input_ids
+VOCAB = 264
+
+
+@pytest.mark.parametrize("place", ["draft", "target"])
+@pytest.mark.parametrize("mode", ["sequential", "pipelined", "multibranch"])
+async def test_modes_change_when_is_drafted_and_no_token(mode: Mode, place: str) -> None:
+    """A draft that is the target: what grew meanwhile is right, and is there before it is asked for."""
+    made = {"test": drafter(tiny.llama(), steps=2)}
+    there, here = (made, {}) if place == "draft" else ({}, made)
+    async with harness(tiny.llama(), there, beside=here) as h:
+        for sampling in ({}, {"temperature": 1.0}):
+            request = h.request(
+                PROMPT, max_tokens=100, max_draft_tokens=6, seed=3, mode=mode, **sampling
+            )
+            off = await h.generate(request, speculate=False)
+            on = await h.generate(request)
+            on.same_as(off)
+            assert on.stats.accepted_tokens > 30
+            if mode == "multibranch":
+                assert on.stats.hits > 0
+        group = h.target._beside if place == "target" else h.drafts.worker._group
+        counters = group.counters
+        assert counters["proposals"] > 20
+        assert (counters["growth_ns"] > 0) == (mode != "sequential")
+        assert (counters["proposals_again"] > 0) == (mode != "sequential")
+        await h.idle()
+
+
+async def test_a_mode_that_grows_hits_more_often_than_one_that_does_not() -> None:
+    async with harness(tiny.llama(), drafter(tiny.llama(), steps=1)) as h:
+        # Time is dear: what is known is better than what would have to be drafted.
+        h.target._scheduler.policy.price = lambda sessions: (0.0, 1e4)  # type: ignore[method-assign]
+        rates = {}
+        for mode in ("sequential", "multibranch"):
+            request = h.request(PROMPT, max_tokens=120, max_draft_tokens=3, mode=mode)
+            rates[mode] = (await h.generate(request)).stats.hit_rate
+        assert rates["multibranch"] > rates["sequential"] + 0.2
+
+
+async def test_where_no_row_pays_no_draft_worker_hears_a_word() -> None:
+    """A saturated target: off costs no message, and the price alone says so."""
+    made = ReplayDrafter("true", VOCAB)
+    async with harness(tiny.llama(), made, patient=False) as h:
+        policy = h.target._scheduler.policy
+        policy.times = StepTimes({(1, 0): 0.001, (64, 0): 0.064})
+        request = h.request(PROMPT, max_tokens=80, auto=True)
+        off = await h.generate(request, speculate=False)
+        made.learn(request, off)
+        heard = []
+        observe = made.observe
+        made.observe = lambda *news: (heard.append(news), observe(*news))[1]  # type: ignore[assignment]
+        on = await h.generate(request)
+        on.same_as(off)
+        assert on.stats.rounds > 70
+        assert on.stats.draft_tokens == 0
+        assert len(heard) < 5
+        assert h.target._counters.waits < 5
+        await h.idle()
+
+
+async def test_what_one_step_has_no_room_for_the_next_one_verifies() -> None:
+    """The drafter is asked once and far behind: what it has said serves several steps."""
+    made = ReplayDrafter("true", VOCAB)
+    async with harness(tiny.llama(), made) as h:
+        request = h.request(PROMPT, max_tokens=60, max_draft_tokens=2)
+        off = await h.generate(request, speculate=False)
+        made.learn(request, off)
+        on = await h.generate(request)
+        on.same_as(off)
+        assert on.stats.mean_accepted_length > 2.5
+        assert on.stats.draft_tokens <= 2 * on.stats.rounds
+        await h.idle()
+
+
+async def test_metrics_show_what_happened(tmp_path: Path) -> None:
+    async with harness(tiny.llama(), drafter(tiny.llama(), steps=2)) as h, http_client(h) as client:
+        body = {
+            "model": "tiny",
+            "prompt": PROMPT,
+            "max_tokens": 60,
+            "temperature": 0,
+            "speculation": {"mode": "multibranch", "stats": True},
+        }
+        stats = (await client.post("/v1/completions", json=body)).json()["speculation"]
+        lines = (await client.get("/metrics")).text.splitlines()
+        values = {}
+        for line in lines:
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                name = name.split("{")[0]
+                values[name] = values.get(name, 0.0) + float(value)
+        assert values["slipstream_answers_total"] == 1
+        assert values["slipstream_rounds_total"] == stats["rounds"]
+        assert values["slipstream_accepted_tokens_total"] == stats["accepted_tokens"] > 0
+        assert values["slipstream_hits_total"] > 0
+        assert values["slipstream_worker_steps_total"] >= stats["rounds"]
+        assert values["slipstream_worker_tokens_accepted_total"] == stats["accepted_tokens"]
+        assert values["slipstream_worker_growth_ns_total"] > 0
+        assert values["slipstream_worker_drift"] > 0
+        assert "slipstream_worker_price" in values

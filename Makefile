@@ -8,7 +8,7 @@ PROTOS  := protos/inference.proto protos/speculation.proto
 PIP_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint format proto bench
+.PHONY: help setup serve test test-all lint format proto bench bench-peers
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ format: setup ## Format the code
 
 proto: setup ## Regenerate the modules of protos/
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+bench-peers: setup ## Rivals beside us, each in an environment of its own, engines in process
+	$(BIN)/python -m loadtest.peers --config $(CONFIG) --pip-flags="$(PIP_FLAGS)"
 
 PROMPTS ?= loadtest/prompts/six_kinds.jsonl
 bench: setup ## Speculation on and off through the front door: make bench [PROMPTS=path]

@@ -132,6 +132,11 @@ class Choice:
         self._rest = 0
         self._best = self.drafters
 
+    @property
+    def priced_out(self) -> bool:
+        """Whether the choice is free and the target's price forbids any row."""
+        return self._auto and self._own.price >= PRICES[-1]
+
     def join(self, drafters: Iterable[str]) -> None:
         """Drafters have come: all are asked until they are known."""
         self.drafters |= frozenset(drafters)
@@ -198,7 +203,7 @@ class Choice:
         self._rounds = left
 
     def _decide(self) -> None:
-        if self._own.price >= PRICES[-1]:
+        if self.priced_out:
             self.asked = frozenset()
             return
         gains = {

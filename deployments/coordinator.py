@@ -19,7 +19,7 @@ import grpc.aio
 from deployments.choice import Records
 from deployments.config import AppConfig, CoordinatorThresholds
 from deployments.lease import WorkerPool
-from deployments.metrics import Metrics
+from deployments.metrics import ConnectedWorker, Metrics
 from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
@@ -187,8 +187,8 @@ class Coordinator:
             self.metrics.ended,
         )
 
-    async def workers(self) -> list[tuple[m.WorkerInfo, str, pb.WorkerStatus]]:
-        """(introduction, role, status) of the workers that are connected, at least one of each pool."""
+    async def workers(self) -> list[ConnectedWorker]:
+        """The workers that are connected, at least one of each pool."""
         found = []
         for role, pool in (("target", self._targets), ("draft", self._drafts)):
             if pool is None:
@@ -202,7 +202,9 @@ class Coordinator:
                     status = await connection.stub.GetStatus(
                         pb.GetStatusRequest(), timeout=LEARN_SECONDS
                     )
-                    found.append((connection.info, role, status))
+                    found.append(
+                        ConnectedWorker(connection.info, role, status, *connection.messages)
+                    )
         return found
 
     async def _learn(self) -> None:

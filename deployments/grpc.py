@@ -76,16 +76,16 @@ async def info(
             here,
             *(
                 pb.Process(
-                    role=role,
-                    process_id=worker.process_id,
-                    host=worker.host,
-                    worker_id=worker.worker_id,
-                    running_sessions=status.running_sessions,
-                    waiting_sessions=status.waiting_sessions,
-                    kv_slots=status.kv_slots,
-                    kv_free_slots=status.kv_free_slots,
+                    role=worker.role,
+                    process_id=worker.info.process_id,
+                    host=worker.info.host,
+                    worker_id=worker.info.worker_id,
+                    running_sessions=worker.status.running_sessions,
+                    waiting_sessions=worker.status.waiting_sessions,
+                    kv_slots=worker.status.kv_slots,
+                    kv_free_slots=worker.status.kv_free_slots,
                 )
-                for worker, role, status in workers
+                for worker in workers
             ),
         ],
     )

@@ -1,17 +1,16 @@
 """What /metrics shows, in Prometheus's terms."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from deployments.stats import RequestStats
 from protos import speculation_pb2 as pb
 from workers.rpc import messages as m
-
-Status = tuple[m.WorkerInfo, str, pb.WorkerStatus]
 
 _NOW: Final = {
     "running_sessions",
@@ -35,6 +34,17 @@ _ANSWERS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectedWorker:
+    """A worker: its introduction, "target" or "draft", what it does now, and messages to and from it."""
+
+    info: m.WorkerInfo
+    role: str
+    status: pb.WorkerStatus
+    sent: int
+    received: int
+
+
 class Metrics:
     """Counts the answers of a coordinator, by the drafters that they had."""
 
@@ -46,6 +56,7 @@ class Metrics:
         }
         self._workers = _Workers()
         self._registry.register(self._workers)
+        ProcessCollector("slipstream_coordinator", registry=self._registry)
 
     def ended(self, stats: RequestStats) -> None:
         """An answer has ended."""
@@ -53,17 +64,17 @@ class Metrics:
             amount = 1 if name == "answers" else getattr(stats, name)
             counter.labels(stats.drafter or "none").inc(amount)
 
-    def text(self, workers: Sequence[Status]) -> bytes:
+    def text(self, workers: Sequence[ConnectedWorker]) -> bytes:
         """All metrics in Prometheus's text format, with what the workers say now."""
-        self._workers.statuses = workers
+        self._workers.connected = workers
         return generate_latest(self._registry)
 
 
 class _Workers(Collector):
-    """The fields of WorkerStatus, one metric each, labelled by worker."""
+    """The fields of WorkerStatus, one metric each, labelled by worker; and messages."""
 
     def __init__(self) -> None:
-        self.statuses: Sequence[Status] = ()
+        self.connected: Sequence[ConnectedWorker] = ()
 
     def collect(self) -> Iterable[Metric]:
         return self._collect()
@@ -73,6 +84,17 @@ class _Workers(Collector):
             kind = GaugeMetricFamily if field.name in _NOW else CounterMetricFamily
             text = f"WorkerStatus.{field.name} of protos/speculation.proto."
             family = kind(f"slipstream_worker_{field.name}", text, labels=["worker", "role"])
-            for info, role, status in self.statuses:
-                family.add_metric([info.worker_id, role], getattr(status, field.name))
+            for worker in self.connected:
+                labels = [worker.info.worker_id, worker.role]
+                family.add_metric(labels, getattr(worker.status, field.name))
             yield family
+        messages = CounterMetricFamily(
+            "slipstream_messages",
+            "Messages between this coordinator and a worker.",
+            labels=["worker", "role", "direction"],
+        )
+        for worker in self.connected:
+            labels = [worker.info.worker_id, worker.role]
+            messages.add_metric([*labels, "sent"], worker.sent)
+            messages.add_metric([*labels, "received"], worker.received)
+        yield messages

@@ -115,6 +115,7 @@ class Generation:
         self._features_from = 0
         self._committed_at: dict[int, float] = {}
         self._draft_lost = asyncio.Event()
+        self._cheaper = asyncio.Event()
         self._piece = Piece()
         self._error: ServiceError | None = None
         self._news = asyncio.Event()
@@ -175,6 +176,8 @@ class Generation:
         if not first:
             self.stats.committed(committed)
             self._choice.committed(self._tokens, committed)
+            if not self._choice.priced_out:
+                self._cheaper.set()
         if self._choice.drafters:
             self._tell_drafters(committed)
         if self.request.prompt_only:
@@ -270,6 +273,10 @@ class Generation:
     async def _keep_drafting(self, drafts: WorkerPool) -> None:
         """Hold a session on a draft worker; when it is lost, take another after a while."""
         while True:
+            # Where nothing would be verified, not even a place is taken.
+            while self._choice.priced_out:
+                self._cheaper.clear()
+                await self._cheaper.wait()
             try:
                 async with drafts.lease() as lease:
                     self._draft_lost.clear()

@@ -151,7 +151,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     recorded: list[list[int]] = []
     if options.drafter == "replay":
-        async with workers(options.config, {}, 0.0, features=False) as inside:
+        async with workers(options.config, {}) as inside:
             recorded = await record(inside, prompts, options)
     for round_trip_ms in options.round_trip_ms:
         made: Drafter
@@ -169,8 +169,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
             chosen = next(draft for draft in every if draft["name"] == options.drafter)
             (config,) = drafter_configs([chosen | {"steps": options.steps}])
             made = drafters.make(config, args.target.model)
-        features = options.drafter != "replay"
-        async with workers(options.config, {NAME: made}, round_trip_ms / 1000, features) as inside:
+        async with workers(options.config, {NAME: made}, round_trip_ms / 1000) as inside:
             await inside.answer(request(prompts[0], MODES[-1], options))  # warm-up
             rows += await measure(inside, prompts, round_trip_ms, options)
     return rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from deployments.app import target_options
+from deployments.app import drafter_configs, drafter_options, target_options
 from deployments.choice import Records
 from deployments.config import AppConfig
 from deployments.lease import Lease
@@ -123,19 +123,21 @@ def app_config(path: Path) -> AppConfig:
 
 @contextlib.asynccontextmanager
 async def workers(
-    config: Path, drafters: Mapping[str, Drafter], round_trip_s: float, features: bool
+    config: Path, drafters: Mapping[str, Drafter] | None = None, round_trip_s: float = 0.0
 ) -> AsyncIterator[Inside]:
-    """The target of a config, and these drafters on a draft worker that is so far away.
-
-    With `features` the target keeps what EAGLE heads of the config read.
-    """
-    options = target_options(app_config(config)) | {"drafters": ()}
-    if not features:
-        options["features"] = None
+    """The workers of a config; or its target, and these drafters on a draft worker that is so far away."""
+    args = app_config(config)
+    options = target_options(args)
+    if drafters is None:
+        configs = drafter_configs(drafter_options(args, "draft"))
+        options["drafters"] = drafter_configs(options["drafters"])
+    else:
+        configs = tuple(LookupConfig(name) for name in drafters)
+        options["drafters"] = ()
+        if not any(drafter.feature_window for drafter in drafters.values()):
+            options["features"] = None
     target = TargetWorker(TargetConfig(**options))
-    draft = DraftWorker(
-        DraftConfig(tuple(LookupConfig(name) for name in drafters), options["model"]), drafters
-    )
+    draft = DraftWorker(DraftConfig(configs, args.target.model), drafters)
     await target.start()
     await draft.start()
     link = DelayedLink(draft.address, round_trip_s / 2)

@@ -69,6 +69,12 @@ async def test_where_no_row_pays_no_draft_worker_hears_a_word() -> None:
         assert on.stats.draft_tokens == 0
         assert len(heard) < 5
         assert h.target._counters.waits < 5
+        # The next answer knows it from the start: it takes no place on the draft worker at all.
+        opened = []
+        made.open = lambda *begun: opened.append(begun)  # type: ignore[method-assign]
+        again = await h.generate(h.request(PROMPT, max_tokens=80, auto=True))
+        again.same_as(off)
+        assert not opened
         await h.idle()
 
 
@@ -112,3 +118,6 @@ async def test_metrics_show_what_happened(tmp_path: Path) -> None:
         assert values["slipstream_worker_growth_ns_total"] > 0
         assert values["slipstream_worker_drift"] > 0
         assert "slipstream_worker_price" in values
+        # A round is two messages of the target and the draft each, at least.
+        assert values["slipstream_messages_total"] > 4 * stats["rounds"]
+        assert values["slipstream_coordinator_process_cpu_seconds_total"] > 0

@@ -73,7 +73,7 @@ class Receiver(Protocol):
 
 
 class Outbox:
-    """Messages waiting for the stream, conflated by session."""
+    """Messages waiting for the stream, conflated by session; `sent` counts those that have left."""
 
     def __init__(self, encoder: codec.Codec) -> None:
         self._encoder = encoder
@@ -81,6 +81,7 @@ class Outbox:
         self._unique = itertools.count()
         self._wake = asyncio.Event()
         self._closed = False
+        self.sent = 0
 
     def put(self, session: int, message: Any) -> None:
         """Queue a message; it leaves with the next frame."""
@@ -118,6 +119,7 @@ class Outbox:
             if self._waiting:
                 items = list(self._waiting.values())
                 self._waiting.clear()
+                self.sent += len(items)
                 yield self._encoder.encode(items)
             elif self._closed:
                 return
@@ -148,12 +150,16 @@ class Channel:
 
 
 class Sessions:
-    """The sessions of one stream: who receives what, and what waits to be written."""
+    """The sessions of one stream: who receives what, and what waits to be written.
+
+    `received` counts the messages that have come.
+    """
 
     def __init__(self, encoder: codec.Codec, decoder: codec.Codec) -> None:
         self.outbox = Outbox(encoder)
         self._decoder = decoder
         self._receivers: dict[int, Receiver | None] = {}
+        self.received = 0
 
     def add(self, session: int, receiver_of: Callable[[Channel], Receiver]) -> Channel:
         """Register a session; `receiver_of` makes its receiver from its channel.
@@ -190,6 +196,7 @@ class Sessions:
         it crossed a close on the way. Raises ProtocolError for a frame that breaks a rule.
         """
         for session, message in self._decoder.decode(frame):
+            self.received += 1
             receiver = self._receivers.get(session)
             if receiver is not None:
                 receiver.receive(message)
@@ -287,6 +294,11 @@ class Connection:
             asyncio.create_task(self._read(call)),
         ]
         return self
+
+    @property
+    def messages(self) -> tuple[int, int]:
+        """Messages sent and received so far; several share a frame."""
+        return self._sessions.outbox.sent, self._sessions.received
 
     def open(self, message: Any, receiver_of: Callable[[Channel], Receiver]) -> Channel:
         """Start a session with an Open message."""

@@ -25,6 +25,7 @@ _LATE: Final = 3.0
 """Spreads of its delay after which a proposal is not expected any more."""
 
 _BASES: Final = 64
+_MAILBOX: Final = 64
 ALLOWANCE: Final = 0.03
 """Share of the elapsed time that drafting may cost an answer."""
 
@@ -80,8 +81,9 @@ class Proposals:
         self._max_nodes = max_nodes
         self._patience_s = patience_s
         self._counters = counters
-        self._mailbox: deque[tuple[str, int, TokenTree, float]] = deque()
+        self._mailbox: deque[tuple[str, int, TokenTree, float]] = deque(maxlen=_MAILBOX)
         self._offers: dict[str, TokenTree] = {}
+        self._merged: TokenTree | None = None
         self._answered: set[str] = set()
         self._heard: dict[str, int] = {}
         self._reached: dict[int, float] = {}
@@ -120,10 +122,12 @@ class Proposals:
 
     def tree(self) -> TokenTree:
         """All that is proposed now, in one tree with calibrated scores."""
-        tree = TokenTree()
-        for drafter, offer in self._offers.items():
-            tree = tree.merge(calibrated(offer, self._outlook(drafter).correction))
-        return tree
+        if self._merged is None:
+            self._merged = TokenTree()
+            for drafter, offer in self._offers.items():
+                tree = calibrated(offer, self._outlook(drafter).correction)
+                self._merged = self._merged.merge(tree)
+        return self._merged
 
     def missing(self, beside: frozenset[str]) -> frozenset[str]:
         """Who has not answered the last commit, of those `beside` the target and elsewhere."""
@@ -159,6 +163,7 @@ class Proposals:
             if rest:
                 left[drafter] = rest
         self._offers = left
+        self._merged = None
         self._answered.clear()
         self._reached[base_len + len(tokens)] = time.monotonic()
         if len(self._reached) > _BASES:
@@ -171,6 +176,7 @@ class Proposals:
     def _take(self, drafter: str, tree: TokenTree) -> None:
         before = self._worth()
         self._offers[drafter] = tree
+        self._merged = None
         added = self._worth() - before
         for outlook, rate in self._outlooks(drafter):
             outlook.added(max(0.0, added), rate)

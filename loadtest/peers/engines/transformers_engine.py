@@ -1,0 +1,39 @@
+"""transformers' generate, one prompt after the other: MODEL_FOLDER [PROMPT_LOOKUP_TOKENS]."""
+
+import json
+import sys
+import time
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+
+def main() -> None:
+    """See the package's docstring."""
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
+    options = {"do_sample": False}
+    if len(sys.argv) > 2:
+        options["prompt_lookup_num_tokens"] = int(sys.argv[2])
+    ready = {"ready": True, "threads": torch.get_num_threads(), "version": transformers.__version__}
+    print(json.dumps(ready), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        tokens = []
+        started = time.perf_counter()
+        for prompt in asked["prompts"]:
+            ids = torch.tensor([prompt])
+            with torch.inference_mode():
+                out = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=asked["max_tokens"],
+                    **options,
+                )
+            tokens.append(out[0, len(prompt) :].tolist())
+        print(json.dumps({"seconds": time.perf_counter() - started, "tokens": tokens}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

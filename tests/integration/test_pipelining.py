@@ -48,7 +48,7 @@ async def test_a_mode_that_grows_hits_more_often_than_one_that_does_not() -> Non
         for mode in ("sequential", "multibranch"):
             request = h.request(PROMPT, max_tokens=120, max_draft_tokens=3, mode=mode)
             rates[mode] = (await h.generate(request)).stats.hit_rate
-        assert rates["multibranch"] > rates["sequential"] + 0.2
+        assert rates["multibranch"] > 2 * rates["sequential"]
 
 
 async def test_where_no_row_pays_no_draft_worker_hears_a_word() -> None:

@@ -172,7 +172,11 @@ class TargetLoop:
             if session.finished is not None:
                 results.append((session, session.finished))
         if decoding:
-            policy.stepped(rows.num_rows, idle_s, time.monotonic() - started)
+            committed = sum(
+                len(message.tokens) for _, message in results if isinstance(message, m.Committed)
+            )
+            seconds = time.monotonic() - started
+            policy.stepped(rows.num_rows, idle_s, seconds, len(decoding), committed)
         return results
 
     def _count(

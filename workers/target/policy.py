@@ -7,6 +7,7 @@ from workers.pricing import Arrival, Cut, StepTimes, best_cut, best_wait, price_
 from workers.target.counters import Counters
 from workers.target.proposals import Outlook
 from workers.target.session import TargetSession
+from workers.target.trial import Trial
 from workers.tree import TokenTree
 
 _IDLE_RATE: Final = 0.1
@@ -23,6 +24,7 @@ class Policy:
         self._counters = counters
         self._cut = Cut(0, 1.0, times(1, 0))
         self._plain_s = self._cut.seconds
+        self._trials: dict[int, Trial] = {}
         self._idle_s = 0.0
         self._rows = 1
         self._context = 0.0
@@ -77,8 +79,12 @@ class Policy:
             self._counters.nodes_priced_out += len(tree) - count
         return selected
 
-    def stepped(self, rows: int, idle_s: float, seconds: float) -> None:
-        """A step is over that began `idle_s` after its sessions were ready."""
+    def stepped(self, rows: int, idle_s: float, seconds: float, sessions: int, tokens: int) -> None:
+        """A step is over that began `idle_s` after its `sessions` were ready; they committed `tokens`."""
+        if self._rows == sessions:
+            # Steps that read prompts say nothing of drafting.
+            plain = self.times(sessions, self._context) / self.times.drift
+            self._trial(sessions).stepped(tokens / sessions, (idle_s + seconds) / plain)
         self.times.observe(rows, self._context, seconds)
         self._idle_s += _IDLE_RATE * (min(idle_s, seconds) - self._idle_s)
 
@@ -89,9 +95,15 @@ class Policy:
         rows_s = self._cut.seconds - self._plain_s if session.drafted else 0.0
         session.proposals.paid(waited_s + seconds, waited_s + rows_s, accepted * self._plain_s)
 
+    def _trial(self, sessions: int) -> Trial:
+        """The turns at about this load."""
+        return self._trials.setdefault(sessions.bit_length(), Trial())
+
     def price(self, sessions: int) -> tuple[float, float]:
         """(price of a row in tokens, pace in tokens per second and session) for those that decode."""
         sessions = max(1, sessions)
+        if not self._trial(sessions).on:
+            return 1.0, 1.0 / self.times(sessions, self._context)
         rate = max(self._cut.rate, sessions / self.times(sessions, self._context))
         return (
             price_of_a_row(rate, sessions, self._context, self.times),

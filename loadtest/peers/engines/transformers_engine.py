@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 import transformers
@@ -13,7 +14,7 @@ def main() -> None:
     """See the package's docstring."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
-    options = {"do_sample": False}
+    options: dict[str, Any] = {"do_sample": False}
     if len(sys.argv) > 2:
         options["prompt_lookup_num_tokens"] = int(sys.argv[2])
     ready = {"ready": True, "threads": torch.get_num_threads(), "version": transformers.__version__}

@@ -4,12 +4,13 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 # Its worker in this process: what is stopped between measurements must be all of it.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
-import vllm
+import vllm  # type: ignore[import-not-found]
 from vllm import LLM, SamplingParams
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     # What it prints belongs to the log.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    options = {}
+    options: dict[str, Any] = {}
     if len(sys.argv) > 2:
         options["speculative_config"] = {
             "method": "ngram",

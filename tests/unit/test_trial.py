@@ -1,0 +1,41 @@
+"""Drafting on and off in turn: what pays stays, what loses goes, and comes back when it pays again."""
+
+from workers.target.trial import Trial
+
+
+def share_on(trial: Trial, steps: int, tokens_on: float, time_on: float) -> float:
+    on = 0
+    for _ in range(steps):
+        on += trial.on
+        trial.stepped(tokens_on if trial.on else 1.0, time_on if trial.on else 1.2)
+    return on / steps
+
+
+def test_what_pays_is_on_but_for_a_few_steps() -> None:
+    trial = Trial()
+    assert not trial.on
+    assert share_on(trial, 4000, tokens_on=1.8, time_on=1.6) > 0.95
+
+
+def test_what_loses_is_off_but_for_a_few_steps() -> None:
+    """Its rows were worth their price, but steps beside a drafter take longer."""
+    trial = Trial()
+    share_on(trial, 1000, tokens_on=1.3, time_on=1.7)
+    assert share_on(trial, 4000, tokens_on=1.3, time_on=1.7) < 0.05
+
+
+def test_what_pays_again_is_found_again() -> None:
+    trial = Trial()
+    share_on(trial, 2000, tokens_on=1.0, time_on=1.7)
+    share_on(trial, 4000, tokens_on=2.0, time_on=1.5)
+    assert share_on(trial, 2000, tokens_on=2.0, time_on=1.5) > 0.95
+
+
+def test_what_was_under_way_when_the_turn_changed_does_not_count() -> None:
+    trial = Trial()
+    for _ in range(3000):
+        # The first steps of a turn are those of the turn before.
+        settled = trial._unsettled == 0
+        fast = trial.on == settled
+        trial.stepped(2.0 if fast else 1.0, 1.5 if fast else 1.2)
+    assert trial._has_won

@@ -12,27 +12,27 @@ def share_on(trial: Trial, steps: int, tokens_on: float, time_on: float) -> floa
 
 
 def test_what_pays_is_on_but_for_a_few_steps() -> None:
-    trial = Trial()
+    trial = Trial(4)
     assert not trial.on
     assert share_on(trial, 4000, tokens_on=1.8, time_on=1.6) > 0.95
 
 
 def test_what_loses_is_off_but_for_a_few_steps() -> None:
     """Its rows were worth their price, but steps beside a drafter take longer."""
-    trial = Trial()
+    trial = Trial(4)
     share_on(trial, 1000, tokens_on=1.3, time_on=1.7)
     assert share_on(trial, 4000, tokens_on=1.3, time_on=1.7) < 0.05
 
 
 def test_what_pays_again_is_found_again() -> None:
-    trial = Trial()
+    trial = Trial(4)
     share_on(trial, 2000, tokens_on=1.0, time_on=1.7)
     share_on(trial, 4000, tokens_on=2.0, time_on=1.5)
     assert share_on(trial, 2000, tokens_on=2.0, time_on=1.5) > 0.95
 
 
 def test_what_was_under_way_when_the_turn_changed_does_not_count() -> None:
-    trial = Trial()
+    trial = Trial(4)
     for _ in range(3000):
         # The first steps of a turn are those of the turn before.
         settled = trial._unsettled == 0

@@ -11,6 +11,7 @@ from workers.target.trial import Trial
 from workers.tree import TokenTree
 
 _IDLE_RATE: Final = 0.1
+_LOAD_FALLS: Final = 0.05
 _FIRST_STEPS: Final = 2.0
 """Steps whose time drafting may cost an answer before it has saved any."""
 
@@ -25,6 +26,7 @@ class Policy:
         self._cut = Cut(0, 1.0, times(1, 0))
         self._plain_s = self._cut.seconds
         self._trials: dict[int, Trial] = {}
+        self._load = 1.0
         self._idle_s = 0.0
         self._rows = 1
         self._context = 0.0
@@ -81,10 +83,12 @@ class Policy:
 
     def stepped(self, rows: int, idle_s: float, seconds: float, sessions: int, tokens: int) -> None:
         """A step is over that began `idle_s` after its `sessions` were ready; they committed `tokens`."""
+        # Between one answer and the next the load is what it was.
+        self._load = max(float(sessions), self._load - _LOAD_FALLS)
         if self._rows == sessions:
             # Steps that read prompts say nothing of drafting.
             plain = self.times(sessions, self._context) / self.times.drift
-            self._trial(sessions).stepped(tokens / sessions, (idle_s + seconds) / plain)
+            self._trial().stepped(tokens / sessions, (idle_s + seconds) / plain)
         self.times.observe(rows, self._context, seconds)
         self._idle_s += _IDLE_RATE * (min(idle_s, seconds) - self._idle_s)
 
@@ -95,14 +99,15 @@ class Policy:
         rows_s = self._cut.seconds - self._plain_s if session.drafted else 0.0
         session.proposals.paid(waited_s + seconds, waited_s + rows_s, accepted * self._plain_s)
 
-    def _trial(self, sessions: int) -> Trial:
-        """The turns at about this load."""
-        return self._trials.setdefault(sessions.bit_length(), Trial())
+    def _trial(self) -> Trial:
+        """The turns at about the load of now."""
+        load = round(self._load)
+        return self._trials.setdefault(load.bit_length(), Trial(load))
 
     def price(self, sessions: int) -> tuple[float, float]:
         """(price of a row in tokens, pace in tokens per second and session) for those that decode."""
         sessions = max(1, sessions)
-        if not self._trial(sessions).on:
+        if not self._trial().on:
             return 1.0, 1.0 / self.times(sessions, self._context)
         rate = max(self._cut.rate, sessions / self.times(sessions, self._context))
         return (

@@ -8,10 +8,10 @@ from typing import Final
 
 FIRST_OFF: Final = 12
 OFF: Final = 8
-FIRST_ON: Final = 48
+FIRST_ON: Final = 64
 ON: Final = 256
 _UNSETTLED: Final = 3
-_PAUSE: Final = 64
+_PAUSE: Final = 128
 _LONGEST_PAUSE: Final = 2048
 _LOSING: Final = 0.98
 _RATE: Final = 0.3
@@ -21,11 +21,13 @@ class Trial:
     """One load's turns; `on` says whether drafting is to be asked for now.
 
     It begins off, for a few steps, goes on, and is off again for a few steps now and then. Where a turn with
-    drafting committed fewer tokens a second than those without, it stays off for 64, 128, … 2048 steps.
+    drafting committed fewer tokens a second than those without, it stays off for 128, 256, … 2048 steps. Of
+    many `sessions` few steps say enough.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: int) -> None:
         self.on = False
+        self._first_on = max(8, FIRST_ON // sessions)
         self._left = FIRST_OFF
         self._has_won = False
         self._unsettled = 0
@@ -58,7 +60,7 @@ class Trial:
             self._left = OFF if won else self._pause
             self._pause = _PAUSE if won else min(2 * self._pause, _LONGEST_PAUSE)
         else:
-            self._left = ON if self._has_won else FIRST_ON
+            self._left = ON if self._has_won else self._first_on + _UNSETTLED
         self.on = not self.on
         self._unsettled = _UNSETTLED
         self._tokens = self._time = 0.0

@@ -132,11 +132,13 @@ class Generation:
             self._vocabulary = lease.connection.info.vocabulary_fingerprint
             self._beside = self._usable(lease.connection.info)
             self._join(self._beside)
-            self._asked = m.Asked(self._choice.asked, frozenset())
+            # Those beside the target begin with the session.
+            self._asked = m.Asked(self._beside, frozenset())
             self._target = lease.connection.open(
                 self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
             )
             stack.callback(self._target.close)
+            self._ask(self._choice.asked)
             elsewhere = frozenset(self.request.speculation.drafters) - self._beside
             if self._drafts is not None and elsewhere and self.request.speculation.enabled:
                 drafting = asyncio.create_task(self._keep_drafting(self._drafts))

@@ -78,6 +78,24 @@ async def test_where_no_row_pays_no_draft_worker_hears_a_word() -> None:
         await h.idle()
 
 
+async def test_where_no_row_pays_those_beside_the_target_hear_nothing_either() -> None:
+    made = ReplayDrafter("true", VOCAB)
+    async with harness(tiny.llama(), {}, patient=False, beside={"test": made}) as h:
+        policy = h.target._scheduler.policy
+        policy.times = StepTimes({(1, 0): 0.001, (64, 0): 0.064})
+        request = h.request(PROMPT, max_tokens=80, auto=True)
+        off = await h.generate(request, speculate=False)
+        await h.generate(request)
+        asked, proposals = made.propose, []
+        made.propose = lambda asks: (proposals.append(asks), asked(asks))[1]  # type: ignore[assignment]
+        on = await h.generate(request)
+        on.same_as(off)
+        # What it is opened with may be answered once; nothing after that.
+        assert len(proposals) <= 1
+        assert on.stats.draft_tokens == 0
+        await h.idle()
+
+
 async def test_what_one_step_has_no_room_for_the_next_one_verifies() -> None:
     """The drafter is asked once and far behind: what it has said serves several steps."""
     made = ReplayDrafter("true", VOCAB)

@@ -3,7 +3,7 @@
 The coordinator gets a copy of each proposal, for its statistics and its choice of drafters.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from workers.draft.group import GroupSession
@@ -24,21 +24,36 @@ class BesideSession:
         self._drafting = drafting
         self._window = feature_window
         self._begun = False
+        self._held_from: int | None = None
+        self._held: list[int] = []
         self._news: m.Commit | None = None
 
-    def reads_from(self, base_len: int) -> int | None:
-        """The first position whose features a commit at `base_len` must bring; None if none are read."""
-        if not self._window:
-            return None
-        return base_len - 1 if self._begun else max(0, base_len - self._window)
-
     def committed(
-        self, base_len: int, tokens: Sequence[int], features: Sequence[m.Features]
+        self,
+        base_len: int,
+        tokens: Sequence[int],
+        features_from: Callable[[int], Sequence[m.Features]],
     ) -> None:
-        """Tokens became part of the answer; the drafters hear of it with `tell`."""
-        self._begun = True
+        """Tokens became part of the answer; the drafters hear of it with `tell`.
+
+        While nobody is asked they hear nothing, and later all that they have missed: the target keeps its
+        features, which `features_from` a position on are.
+        """
         self.told = self.asked
-        self._news = m.Commit(base_len, tuple(tokens), tuple(features), self.told)
+        if self._held_from is None:
+            self._held_from = base_len
+        self._held += tokens
+        if not self.told:
+            return
+        features: Sequence[m.Features] = ()
+        if self._window:
+            missing = self._held_from - 1
+            features = features_from(
+                missing if self._begun else max(0, self._held_from - self._window)
+            )
+        self._begun = True
+        self._news = m.Commit(self._held_from, tuple(self._held), tuple(features), self.told)
+        self._held_from, self._held = None, []
 
     def tell(self, price: float, pace: float) -> None:
         """Tell the drafters what is new: after the coordinator was, or proposals overtake their commit."""

@@ -204,9 +204,9 @@ class TargetSession:
         self.proposals.committed(base_len, verdict.tokens)
         self.ready_since = time.monotonic()
         if self.beside is not None:
-            first = self.beside.reads_from(base_len)
-            features = [] if first is None else self._features(first, self.kv.length)
-            self.beside.committed(base_len, verdict.tokens, features)
+            self.beside.committed(
+                base_len, verdict.tokens, lambda first: self._features(first, self.kv.length)
+            )
         return m.Committed(
             base_len=base_len,
             tokens=verdict.tokens,

@@ -27,6 +27,7 @@ class Policy:
         self._plain_s = self._cut.seconds
         self._trials: dict[int, Trial] = {}
         self._load = 1.0
+        self._speculating = False
         self._idle_s = 0.0
         self._rows = 1
         self._context = 0.0
@@ -59,6 +60,7 @@ class Policy:
             session.open_mailbox()
         trees = {session: session.candidates() for session in sessions if session.affordable}
         self._rows, self._context = len(sessions) + other_rows, _context(sessions)
+        self._speculating = any(session.request.max_nodes for session in sessions)
         scores = _scores(trees.values())
         self._cut = best_cut(
             scores[: max(0, most)],
@@ -85,8 +87,8 @@ class Policy:
         """A step is over that began `idle_s` after its `sessions` were ready; they committed `tokens`."""
         # Between one answer and the next the load is what it was.
         self._load = max(float(sessions), self._load - _LOAD_FALLS)
-        if self._rows == sessions:
-            # Steps that read prompts say nothing of drafting.
+        if self._rows == sessions and self._speculating:
+            # Steps that read prompts, or whose answers do without drafts, say nothing of drafting.
             plain = self.times(sessions, self._context) / self.times.drift
             self._trial().stepped(tokens / sessions, (idle_s + seconds) / plain)
         self.times.observe(rows, self._context, seconds)

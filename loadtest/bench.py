@@ -8,20 +8,20 @@ where it was. Writes Markdown, JSON and a plot.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from tqdm import tqdm
 
+from loadtest import report
+from loadtest.kept import Kept
 from loadtest.prompts_file import Prompt, read
-from loadtest.provenance import provenance
 from loadtest.server import running_server
 
 PLAIN = "plain"
@@ -76,34 +76,6 @@ class Row:
     equal: int
 
 
-class Answers:
-    """The samples so far, kept in a file line by line."""
-
-    def __init__(self, file: Path, options: dict[str, Any]) -> None:
-        """Raises ValueError if the file is of a run with other options."""
-        self.samples: dict[tuple[str, int], Sample] = {}
-        self._file = file
-        if file.exists():
-            first, *lines = file.read_text().splitlines()
-            if json.loads(first) != options:
-                raise ValueError(
-                    f"{file} is of another run, {first}: remove it or take another --out"
-                )
-            for line in lines:
-                self._take(Sample(**json.loads(line)))
-        else:
-            file.write_text(json.dumps(options) + "\n")
-
-    def add(self, sample: Sample) -> None:
-        """Keep a sample."""
-        with self._file.open("a") as stream:
-            stream.write(json.dumps(asdict(sample)) + "\n")
-        self._take(sample)
-
-    def _take(self, sample: Sample) -> None:
-        self.samples[sample.setting, sample.prompt] = sample
-
-
 def ask(
     client: httpx.Client,
     number: int,
@@ -150,10 +122,11 @@ def measure(
     base: str,
     prompts: Sequence[Prompt],
     settings: Sequence[Setting],
-    answers: Answers,
+    answers: Kept[Sample],
     options: argparse.Namespace,
 ) -> None:
     """All prompts with all settings, in an order that changes from prompt to prompt."""
+    done = {(sample.setting, sample.prompt) for sample in answers.items}
     with httpx.Client(base_url=base, timeout=600) as client:
         for setting in settings:
             ask(client, 0, prompts[0], setting, options)  # warm-up
@@ -163,7 +136,7 @@ def measure(
                 ask(client, number, prompt, settings[0], options, max_tokens=1)
                 turn = number % len(settings)
                 for setting in (*settings[turn:], *settings[:turn]):
-                    if (setting.name, number) not in answers.samples:
+                    if (setting.name, number) not in done:
                         answers.add(ask(client, number, prompt, setting, options))
                     bar.update()
 
@@ -190,17 +163,18 @@ def summarise(setting: str, kind: str, pairs: Sequence[tuple[Sample, Sample]]) -
     )
 
 
-def rows_of(prompts: Sequence[Prompt], settings: Sequence[Setting], answers: Answers) -> list[Row]:
+def rows_of(
+    prompts: Sequence[Prompt], settings: Sequence[Setting], samples: Sequence[Sample]
+) -> list[Row]:
     """The table: all tasks together first, then each."""
+    answers = {(sample.setting, sample.prompt): sample for sample in samples}
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
     made = []
     for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
         numbers = [n for n, prompt in enumerate(prompts) if kind in ("all", prompt.kind)]
         for setting in settings:
             if setting.drafters:
-                pairs = [
-                    (answers.samples[PLAIN, n], answers.samples[setting.name, n]) for n in numbers
-                ]
+                pairs = [(answers[PLAIN, n], answers[setting.name, n]) for n in numbers]
                 made.append(summarise(setting.name, kind, pairs))
     return made
 
@@ -268,20 +242,15 @@ def main(arguments: Sequence[str]) -> int:
     settings += [Setting(drafters, rows) for rows in options.rows for drafters in options.drafters]
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        answers = Answers(options.out / "answers.jsonl", _identity(options))
+        answers = Kept(options.out / "answers.jsonl", Sample, _identity(options))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with running_server(options.url, options.config, options.out / "server.log") as base:
         measure(base, prompts, settings, answers, options)
-    rows = rows_of(prompts, settings, answers)
-    table = markdown(rows)
-    (options.out / "bench.md").write_text(table)
-    result = {"provenance": provenance(), "rows": [asdict(row) for row in rows]}
-    (options.out / "bench.json").write_text(json.dumps(result, indent=1))
+    rows = rows_of(prompts, settings, answers.items)
     plot(rows, options.out / "bench.png")
-    print(table)
-    print(f"written: {options.out}/bench.md, bench.json, bench.png")
+    report.write(options.out, "bench", markdown(rows), rows)
     return 0 if all(row.equal == row.prompts for row in rows) else 1
 
 

@@ -10,18 +10,17 @@ waits are the target's own count of the same seconds (/metrics). Writes Markdown
 import argparse
 import asyncio
 import itertools
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from loadtest import report
 from loadtest.prompts_file import Prompt, read
-from loadtest.provenance import provenance
 from loadtest.server import running_server
 
 PREFIX = "slipstream_"
@@ -154,12 +153,7 @@ def main(arguments: Sequence[str]) -> int:
             for at_once in options.at_once
             for on in (False, True)
         ]
-    table = markdown(rows)
-    (options.out / "front_door.md").write_text(table)
-    result = {"provenance": provenance(), "rows": [asdict(row) for row in rows]}
-    (options.out / "front_door.json").write_text(json.dumps(result, indent=1))
-    print(table)
-    print(f"written: {options.out}/front_door.md, front_door.json")
+    report.write(options.out, "front_door", markdown(rows), rows)
     return 0
 
 

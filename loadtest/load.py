@@ -15,15 +15,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from tqdm import tqdm
 
+from loadtest import report
+from loadtest.kept import Kept
 from loadtest.prompts_file import Prompt, read
-from loadtest.provenance import provenance
 from loadtest.server import running_server
 
 OFF, ON = "off", "on"
@@ -129,11 +130,6 @@ async def answer_all(
     )
 
 
-def _run(line: str) -> Run:
-    run = Run(**json.loads(line))
-    return replace(run, first_ms=tuple(run.first_ms), texts=tuple(run.texts))
-
-
 def summarise(at_once: int, runs: Sequence[Run]) -> Row:
     """The line of the table for one number of clients."""
     off = sorted((r for r in runs if r.setting == OFF), key=lambda run: run.turn)
@@ -214,9 +210,18 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     prompts = read(options.prompts, options.per_kind)
     options.out.mkdir(parents=True, exist_ok=True)
-    kept = options.out / "runs.jsonl"
-    runs = [_run(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done = {(run.at_once, run.setting, run.turn) for run in runs}
+    identity = {
+        "prompts": options.prompts.name,
+        "per_kind": options.per_kind,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+    }
+    try:
+        kept = Kept(options.out / "runs.jsonl", Run, identity)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    done = {(run.at_once, run.setting, run.turn) for run in kept.items}
     with running_server(options.url, options.config, options.out / "server.log") as base:
         for setting in (OFF, ON):  # warm-up, and the prompts into the prefix cache
             asyncio.run(answer_all(base, prompts[:4], 2, setting, 0, options))
@@ -224,18 +229,12 @@ def main(arguments: Sequence[str]) -> int:
         for at_once, turn in tqdm(plan, unit="pair"):
             for setting in (OFF, ON) if turn % 2 == 0 else (ON, OFF):
                 if (at_once, setting, turn) not in done:
-                    run = asyncio.run(answer_all(base, prompts, at_once, setting, turn, options))
-                    runs.append(run)
-                    with kept.open("a") as stream:
-                        stream.write(json.dumps(asdict(run)) + "\n")
-    rows = [summarise(n, [run for run in runs if run.at_once == n]) for n in options.at_once]
-    table = markdown(rows)
-    (options.out / "load.md").write_text(table)
-    result = {"provenance": provenance(), "rows": [asdict(row) for row in rows]}
-    (options.out / "load.json").write_text(json.dumps(result, indent=1))
+                    kept.add(
+                        asyncio.run(answer_all(base, prompts, at_once, setting, turn, options))
+                    )
+    rows = [summarise(n, [run for run in kept.items if run.at_once == n]) for n in options.at_once]
     plot(rows, options.out / "load.png")
-    print(table)
-    print(f"written: {options.out}/load.md, load.json, load.png")
+    report.write(options.out, "load", markdown(rows), rows)
     return 0 if all(row.equal for row in rows) else 1
 
 

@@ -17,14 +17,12 @@ or set) leave out what messages cost:
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -32,10 +30,10 @@ from tqdm import tqdm
 
 from deployments.app import drafter_configs, drafter_options
 from deployments.round import GenerationRequest, Speculation
+from loadtest import report
 from loadtest.inside.replay import ReplayDrafter
 from loadtest.inside.workers import Inside, app_config, workers
 from loadtest.prompts_file import read
-from loadtest.provenance import provenance
 from workers import checkpoint
 from workers.draft import drafters
 from workers.draft.drafter import Drafter
@@ -229,21 +227,12 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = asyncio.run(run(options))
-    table = markdown(rows)
-    (options.out / "modes.md").write_text(table)
-    settings: dict[str, Any] = {k: str(v) for k, v in vars(options).items()}
-    result = {
-        "provenance": provenance(),
-        "options": settings,
-        "rows": [asdict(row) for row in rows],
-    }
-    (options.out / "modes.json").write_text(json.dumps(result, indent=1))
     title = options.drafter
     if title == "replay":
         title = f"replay: acceptance {options.acceptance}, {options.pass_ms:g} ms a pass"
     plot(rows, title, options.out / "modes.png")
-    print(table)
-    print(f"written: {options.out}/modes.md, modes.json, modes.png")
+    settings = {name: str(value) for name, value in vars(options).items()}
+    report.write(options.out, "modes", markdown(rows), rows, options=settings)
     return 0
 
 

@@ -17,7 +17,6 @@ from deployments.stats import RequestStats
 from workers.draft.config import DraftConfig, LookupConfig
 from workers.draft.drafter import Drafter
 from workers.draft.server import DraftWorker
-from workers.leases import LeaseTable
 from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
 from workers.target.config import TargetConfig
 from workers.target.server import TargetWorker
@@ -63,24 +62,35 @@ class DelayedLink:
 class LocalPool:
     """One worker, leased as Ray Serve would lease it."""
 
-    def __init__(self, kind: WorkerKind, leases: LeaseTable, address: str) -> None:
+    def __init__(
+        self, kind: WorkerKind, worker: TargetWorker | DraftWorker, address: str = ""
+    ) -> None:
+        """`address` is where to connect instead of the worker's own."""
+        self.worker = worker
         self._kind = kind
-        self._leases = leases
         self._address = address
         self._connection: Connection | None = None
 
     @contextlib.asynccontextmanager
     async def lease(self, deadline: float | None = None) -> AsyncIterator[Lease]:
         """See deployments.lease.WorkerPool."""
-        holder = self._leases.hold()
+        holder = self.worker.leases.hold()
         lease_id = await anext(holder)
         held = asyncio.create_task(_exhaust(holder))
         try:
             if self._connection is None or not self._connection.alive:
-                self._connection = await Connection.connect(self._kind, self._address, "inside")
+                address = self._address or self.worker.address
+                self._connection = await Connection.connect(self._kind, address, "inside")
             yield Lease(lease_id, self._connection)
         finally:
             held.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await held
+
+    def connections(self) -> list[Connection]:
+        """See deployments.lease.WorkerPool."""
+        connection = self._connection
+        return [connection] if connection is not None and connection.alive else []
 
     async def close(self) -> None:
         """Close the connection."""
@@ -141,9 +151,8 @@ async def workers(
     await target.start()
     await draft.start()
     link = DelayedLink(draft.address, round_trip_s / 2)
-    address = await link.start() if round_trip_s else draft.address
-    targets = LocalPool(TARGET, target.leases, target.address)
-    drafts = LocalPool(DRAFT, draft.leases, address)
+    targets = LocalPool(TARGET, target)
+    drafts = LocalPool(DRAFT, draft, await link.start() if round_trip_s else "")
     try:
         yield Inside(targets, drafts, target)
     finally:

@@ -18,14 +18,15 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tqdm import tqdm
 
+from loadtest import report
+from loadtest.kept import Kept
 from loadtest.prompts_file import Prompt, read
-from loadtest.provenance import provenance
 
 ENGINES: Final = Path(__file__).parent / "engines"
 OURS = "slipstream_engine"
@@ -131,7 +132,7 @@ class Sample:
     at_once: int
     block: int
     seconds: float
-    tokens: list[list[int]]
+    tokens: tuple[list[int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +194,13 @@ def ours(*arguments: str, given: str = "") -> str:
 
 
 def measure(
-    running: dict[str, Running], blocks: dict[int, list[list[list[int]]]], kept: Path, most: int
-) -> list[Sample]:
+    running: dict[str, Running],
+    blocks: dict[int, list[list[list[int]]]],
+    kept: Kept[Sample],
+    most: int,
+) -> None:
     """Every block of prompts to every engine, in an order that changes from block to block."""
-    samples = []
-    if kept.exists():
-        samples = [Sample(**json.loads(line)) for line in kept.read_text().splitlines()]
-    done = {(sample.engine, sample.at_once, sample.block) for sample in samples}
+    done = {(sample.engine, sample.at_once, sample.block) for sample in kept.items}
     for each in running.values():
         each.ask(blocks[1][0], 16)  # warm-up
     names = list(running)
@@ -211,11 +212,8 @@ def measure(
             if not wanted or (name, at_once, number) in done:
                 continue
             answer = running[name].ask(blocks[at_once][number], most)
-            sample = Sample(name, at_once, number, answer["seconds"], answer["tokens"])
-            samples.append(sample)
-            with kept.open("a") as stream:
-                stream.write(json.dumps(asdict(sample)) + "\n")
-    return samples
+            tokens = tuple(answer["tokens"])
+            kept.add(Sample(name, at_once, number, answer["seconds"], tokens))
 
 
 def summarise(
@@ -337,22 +335,22 @@ def main(arguments: Sequence[str]) -> int:
         blocks[at_once] = [
             cycled[n : n + at_once] for n in range(0, len(cycled) - at_once + 1, at_once)
         ]
-    with all_running(chosen, options.out, options.pip_flags) as running:
-        kept = options.out / "answers.jsonl"
-        samples = measure(running, blocks, kept, options.max_tokens)
-        about = {name: {"argv": each.argv, **each.about} for name, each in running.items()}
-    rows = table_of(samples, [engine.name for engine in chosen], prompts, blocks)
-    table = markdown(rows)
-    (options.out / "peers.md").write_text(table)
-    result = {
-        "provenance": provenance(),
-        "engines": about,
-        "rows": [asdict(row) for row in rows],
+    identity = {
+        "prompts": options.prompts.name,
+        "per_kind": options.per_kind,
+        "max_tokens": options.max_tokens,
     }
-    (options.out / "peers.json").write_text(json.dumps(result, indent=1))
+    try:
+        kept = Kept(options.out / "answers.jsonl", Sample, identity)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with all_running(chosen, options.out, options.pip_flags) as running:
+        measure(running, blocks, kept, options.max_tokens)
+        about = {name: {"argv": each.argv, **each.about} for name, each in running.items()}
+    rows = table_of(kept.items, [engine.name for engine in chosen], prompts, blocks)
     plot(rows, options.out / "peers.png")
-    print(table)
-    print(f"written: {options.out}/peers.md, peers.json, peers.png")
+    report.write(options.out, "peers", markdown(rows), rows, engines=about)
     return 0
 
 

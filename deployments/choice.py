@@ -69,6 +69,7 @@ class Records:
         self.wait: dict[Set, Average] = {}
         self.used = Average()
         self.price = self.pace = 0.0
+        self.resting = False
 
     @property
     def level(self) -> int:
@@ -134,8 +135,8 @@ class Choice:
 
     @property
     def priced_out(self) -> bool:
-        """Whether the choice is free and the target's price forbids any row."""
-        return self._auto and self._own.price >= PRICES[-1]
+        """Whether the choice is free, and the target rests or its price forbids any row."""
+        return self._auto and (self._own.resting or self._own.price >= PRICES[-1])
 
     def join(self, drafters: Iterable[str]) -> None:
         """Drafters have come: all are asked until they are known."""
@@ -172,6 +173,7 @@ class Choice:
                 waited = committed.timings.wait_ns / 1e9
                 records.wait.setdefault(self.asked, Average()).observe(waited, rate)
             records.price, records.pace = committed.price, committed.pace
+            records.resting = committed.resting
         self._judge(tokens)
         if self._auto:
             self._decide()

@@ -158,6 +158,16 @@ class Generation:
         """Propose: what a drafter offers goes to the target, unless the answer has left it already."""
         if proposal.base_len > len(self._tokens):
             return  # For tokens that nobody has committed.
+        if not proposal.again:
+            self._count(proposal)
+        if proposal.drafter not in self._asked.elsewhere:
+            return
+        late = proposal.base_len < len(self._tokens)
+        if not late or proposal.tree.rebase(self._tokens[proposal.base_len :]):
+            self._target.send(m.Propose(proposal.drafter, proposal.base_len, proposal.tree))
+
+    def _count(self, proposal: m.Proposal) -> None:
+        """The first answer of a drafter to a commit says what it finds, and how long it takes."""
         self.stats.proposed(proposal)
         since = self._committed_at.get(proposal.base_len)
         delay_s = None if since is None else time.monotonic() - since
@@ -165,11 +175,6 @@ class Generation:
             # The target has it already; what counts is how long it took there.
             delay_s = (proposal.wait_ns + proposal.draft_ns) / 1e9
         self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
-        if proposal.drafter not in self._asked.elsewhere:
-            return
-        late = proposal.base_len < len(self._tokens)
-        if not late or proposal.tree.rebase(self._tokens[proposal.base_len :]):
-            self._target.send(m.Propose(proposal.drafter, proposal.base_len, proposal.tree))
 
     def committed(self, committed: m.Committed) -> None:
         """Commit: what the target verified goes to the drafter. Emit: and to the client."""

@@ -401,7 +401,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "held_back", "pace")
+    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "held_back", "pace", "resting")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +414,7 @@ class Committed(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    RESTING_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
@@ -426,7 +427,8 @@ class Committed(_message.Message):
     features: Features
     held_back: str
     pace: float
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ..., pace: _Optional[float] = ...) -> None: ...
+    resting: bool
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ..., pace: _Optional[float] = ..., resting: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")
@@ -525,18 +527,20 @@ class Commit(_message.Message):
     def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., price: _Optional[float] = ..., pace: _Optional[float] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., asked: _Optional[_Iterable[str]] = ..., quiet: _Optional[bool] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("base_len", "tree", "drafter", "hit", "timings")
+    __slots__ = ("base_len", "tree", "drafter", "hit", "timings", "again")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tree: Tree
     drafter: str
     hit: bool
     timings: DraftTimings
-    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., drafter: _Optional[str] = ..., hit: _Optional[bool] = ..., timings: _Optional[_Union[DraftTimings, _Mapping]] = ...) -> None: ...
+    again: bool
+    def __init__(self, base_len: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ..., drafter: _Optional[str] = ..., hit: _Optional[bool] = ..., timings: _Optional[_Union[DraftTimings, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class DraftTimings(_message.Message):
     __slots__ = ("wait_ns", "draft_ns")

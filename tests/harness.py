@@ -16,10 +16,10 @@ import torch
 from deployments.choice import Records
 from deployments.config import AppConfig
 from deployments.coordinator import Coordinator
-from deployments.lease import Lease
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
+from loadtest.inside.workers import LocalPool
 from workers.draft.config import DraftConfig, DrafterConfig, EagleConfig, LookupConfig
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
@@ -27,49 +27,13 @@ from workers.engine.rows import RowBatch
 from workers.pricing import StepTimes
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
-from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
+from workers.rpc.connection import DRAFT, TARGET
 from workers.target.config import TargetConfig
 from workers.target.counters import Counters
 from workers.target.policy import Policy
 from workers.target.server import TargetWorker
 from workers.target.session import TargetSession
 from workers.tree import ANCHOR, TokenTree
-
-
-class LocalPool:
-    """One worker in this process, leased as Ray Serve would lease it."""
-
-    def __init__(self, kind: WorkerKind, worker: TargetWorker | DraftWorker) -> None:
-        self._kind = kind
-        self.worker = worker
-        self._connection: Connection | None = None
-
-    @contextlib.asynccontextmanager
-    async def lease(self, deadline: float | None = None) -> AsyncIterator[Lease]:
-        holder = self.worker.leases.hold()
-        lease_id = await anext(holder)
-        held = asyncio.create_task(_exhaust(holder))
-        try:
-            if self._connection is None or not self._connection.alive:
-                self._connection = await Connection.connect(self._kind, self.worker.address, "test")
-            yield Lease(lease_id, self._connection)
-        finally:
-            held.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await held
-
-    def connections(self) -> list[Connection]:
-        alive = self._connection is not None and self._connection.alive
-        return [self._connection] if alive else []  # type: ignore[list-item]
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-
-
-async def _exhaust(holder: AsyncIterator[str]) -> None:
-    async for _ in holder:
-        pass
 
 
 @dataclass
@@ -122,6 +86,10 @@ class PatientPolicy(Policy):
             if session.request.max_nodes and (session.missing or session not in self._joined):
                 until = max(until, session.ready_since + 10.0)
         return until
+
+    @property
+    def resting(self) -> bool:
+        return False
 
     def price(self, sessions: int) -> tuple[float, float]:
         return 0.0, 0.0

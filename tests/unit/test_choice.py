@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -205,3 +206,16 @@ def test_a_tree_that_has_grown_since_is_not_judged_in_place_of_the_first() -> No
     choice.committed([0, 7, 8], committed(1, 1))
     assert choice._own.reach[frozenset("a")][0].value == 1.0
     assert choice._own.delay["a"].value == 0.001
+
+
+def test_while_the_target_rests_nobody_is_asked_but_those_who_were_named() -> None:
+    resting = replace(committed(1, 0), resting=True)
+    choice = joined("a")
+    choice.committed([0, 1], resting)
+    assert choice.asked == frozenset()
+    choice.committed([0, 1, 2], committed(2, 0))
+    assert choice.asked == {"a"}
+    named = Choice(Records(), auto=False, max_nodes=8)
+    named.join(["a"])
+    named.committed([0, 1], resting)
+    assert named.asked == {"a"}

@@ -59,6 +59,7 @@ MESSAGES = [
                 m.TargetTimings(1, 2, 3),
                 price=0.5,
                 pace=2.0,
+                resting=True,
             ),
             m.Finished("stop", stop_string="x"),
             m.Finished("stop", stop_token=0),
@@ -79,7 +80,11 @@ MESSAGES = [
     ),
     (
         codec.from_draft_codec,
-        [m.Proposal(5, TREE, "lookup", True, 11, 12), m.Failed("INTERNAL", "why")],
+        [
+            m.Proposal(5, TREE, "lookup", True, 11, 12),
+            m.Proposal(5, TREE, "eagle", again=True),
+            m.Failed("INTERNAL", "why"),
+        ],
     ),
 ]
 
@@ -179,6 +184,17 @@ async def test_the_newest_proposal_wins_and_a_close_forgets_what_waits() -> None
         (item.session, item.propose.drafter, item.propose.base_len) for item in frames[0].messages
     ]
     assert sent == [(1, "b", 3), (1, "a", 4)]
+
+
+async def test_a_grown_tree_that_overtakes_the_first_one_counts_as_the_first() -> None:
+    outbox = Outbox(codec.from_draft_codec())
+    outbox.put(1, m.Proposal(3, TREE, "a", hit=True))
+    outbox.put(1, m.Proposal(3, TokenTree(), "a", again=True))
+    outbox.put(2, m.Proposal(3, TREE, "a"))
+    outbox.put(2, m.Proposal(4, TREE, "a", again=True))
+    frames = [frame async for frame in _closing(outbox)]
+    sent = [(i.proposal.base_len, i.proposal.hit, i.proposal.again) for i in frames[0].messages]
+    assert sent == [(3, True, False), (4, False, True)]
 
 
 async def test_one_message_leaves_at_once_and_order_is_kept() -> None:

@@ -189,9 +189,8 @@ class DraftLoop:
         """One pass more for trees whose target is verifying; whether there was anything to do."""
         started = time.monotonic()
         trees = self._draft(sessions, self.drafter.grow)
-        self.counters.proposals_again += self._send(
-            list(zip(sessions, trees, strict=False)), started
-        )
+        made = list(zip(sessions, trees, strict=False))
+        self.counters.proposals_again += self._send(made, started, again=True)
         self.counters.growth_ns += int((time.monotonic() - started) * 1e9)
         return bool(trees)
 
@@ -213,6 +212,7 @@ class DraftLoop:
         made: Sequence[tuple[DraftSession, TokenTree | None]],
         started: float,
         hit: bool = False,
+        again: bool = False,
     ) -> int:
         """Send the trees that there are; how many."""
         draft_ns = int((time.monotonic() - started) * 1e9)
@@ -220,7 +220,8 @@ class DraftLoop:
         for session, tree in made:
             if tree is not None:
                 wait_ns = int(max(0.0, started - session.arrived) * 1e9)
-                proposal = m.Proposal(session.drafted_to, tree, self.name, hit, wait_ns, draft_ns)
+                made_so = (hit, wait_ns, draft_ns, again)
+                proposal = m.Proposal(session.drafted_to, tree, self.name, *made_so)
                 proposals.append((session, proposal))
         if proposals:
             self._deliver(proposals)

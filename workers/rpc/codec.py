@@ -351,6 +351,7 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
         features=None if message.features is None else _encode_features(message.features),
         price=message.price,
         pace=message.pace,
+        resting=message.resting,
     )
 
 
@@ -370,6 +371,7 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
         features=_decode_features(message.features) if message.HasField("features") else None,
         price=_finite(message.price),
         pace=_finite(message.pace),
+        resting=message.resting,
     )
 
 
@@ -452,6 +454,7 @@ def _encode_proposal(message: m.Proposal) -> pb.Proposal:
         drafter=message.drafter,
         hit=message.hit,
         timings=pb.DraftTimings(wait_ns=message.wait_ns, draft_ns=message.draft_ns),
+        again=message.again,
     )
 
 
@@ -463,6 +466,7 @@ def _decode_proposal(message: pb.Proposal) -> m.Proposal:
         hit=message.hit,
         wait_ns=message.timings.wait_ns,
         draft_ns=message.timings.draft_ns,
+        again=message.again,
     )
 
 

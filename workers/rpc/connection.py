@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import grpc
@@ -87,9 +87,13 @@ class Outbox:
         """Queue a message; it leaves with the next frame."""
         match message:
             case m.Propose(drafter) | m.Proposal(drafter=drafter):
-                key: object = (session, drafter)
                 # The newest goes behind what was said since the older one.
-                self._waiting.pop(key, None)
+                key: object = (session, drafter)
+                _, older = self._waiting.pop(key, (session, None))
+                match message, older:
+                    case m.Proposal(base_len), m.Proposal(base_len=base) if base == base_len:
+                        # For the peer it is the first of its base, if the older one was.
+                        message = replace(message, again=older.again, hit=older.hit)
             case m.FeaturesWanted() | m.Asked():
                 key = (session, type(message))
             case m.Commit():

@@ -152,6 +152,7 @@ class Committed:
     features: Features | None = None
     price: float = 0.0
     pace: float = 0.0
+    resting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tree that a drafter proposes."""
+    """A tree that a drafter proposes; `again` because it has grown since it was proposed first."""
 
     base_len: int
     tree: TokenTree
@@ -234,6 +235,7 @@ class Proposal:
     hit: bool = False
     wait_ns: int = 0
     draft_ns: int = 0
+    again: bool = False
 
 
 ToTargetMessage = OpenTarget | Propose | FeaturesWanted | Asked | Close

@@ -94,8 +94,9 @@ class TargetLoop:
             work = self._scheduler.plan()
             if not work:
                 continue
+            price = self._scheduler.policy.price(sum(item.session.decoding for item in work))
             try:
-                results = self._step(work)
+                results = self._step(work, *price)
             except Exception as error:
                 # The caches are as before the step; those who were in it get an answer, others go on.
                 logger.exception("a step of %d sessions failed", len(work))
@@ -106,7 +107,7 @@ class TargetLoop:
             self._deliver(results)
             for item in work:
                 if item.session.beside is not None:
-                    item.session.beside.tell(*self._scheduler.policy.price(len(work)))
+                    item.session.beside.tell(*price)
 
     def _wait(self) -> bool:
         """Wait until a step can start; False when the loop is to end."""
@@ -133,7 +134,9 @@ class TargetLoop:
                 self._waited = start is not None
                 self._condition.wait(wait)
 
-    def _step(self, work: Sequence[Work]) -> list[tuple[TargetSession, Any]]:
+    def _step(
+        self, work: Sequence[Work], price: float, pace: float
+    ) -> list[tuple[TargetSession, Any]]:
         started = time.monotonic()
         waited, self._waited = self._waited, False
         decoding = [item.session for item in work if item.session.decoding]
@@ -145,7 +148,6 @@ class TargetLoop:
         step_ns = int((time.monotonic() - started) * 1e9)
         self._count(work, rows.num_rows, step_ns, idle_s, waited)
         policy = self._scheduler.policy
-        price, pace = policy.price(len(decoding))
         first = 0
         for item in work:
             session, wanted = item.session, len(item.rows.wanted)
@@ -159,7 +161,13 @@ class TargetLoop:
             first += wanted
             for message in messages:
                 if isinstance(message, m.Committed):
-                    message = replace(message, timings=timings, price=price, pace=pace)
+                    message = replace(
+                        message,
+                        timings=timings,
+                        price=price,
+                        pace=pace,
+                        resting=policy.resting,
+                    )
                     if session in decoding:
                         waited_s = waited_ns / 1e9 if waited else 0.0
                         policy.charge(session, waited_s, step_ns / 1e9, message.accepted)

@@ -45,7 +45,9 @@ class Policy:
             arrivals += session.arrivals(now, step_s)
         if not arrivals:
             return now
-        scores = _scores(session.candidates() for session in sessions if session.affordable)
+        scores = _scores(
+            session.candidates() for session in sessions if session.proposals.affordable
+        )
         cut = best_cut(scores, len(sessions), len(sessions), _context(sessions), self.times)
         return now + best_wait(cut, arrivals)
 
@@ -58,12 +60,14 @@ class Policy:
         """
         for session in sessions:
             session.open_mailbox()
-        trees = {session: session.candidates() for session in sessions if session.affordable}
+        trees = {
+            session: session.candidates() for session in sessions if session.proposals.affordable
+        }
         self._rows, self._context = len(sessions) + other_rows, _context(sessions)
         self._speculating = any(session.request.max_nodes for session in sessions)
         scores = _scores(trees.values())
         self._cut = best_cut(
-            scores[: max(0, most)],
+            scores[:most],
             len(sessions),
             self._rows,
             self._context,
@@ -101,6 +105,11 @@ class Policy:
         rows_s = self._cut.seconds - self._plain_s if session.drafted else 0.0
         session.proposals.paid(waited_s + seconds, waited_s + rows_s, accepted * self._plain_s)
 
+    @property
+    def resting(self) -> bool:
+        """Whether nobody should draft now who can be left out."""
+        return not self._trial().on
+
     def _trial(self) -> Trial:
         """The turns at about the load of now."""
         load = round(self._load)
@@ -109,13 +118,8 @@ class Policy:
     def price(self, sessions: int) -> tuple[float, float]:
         """(price of a row in tokens, pace in tokens per second and session) for those that decode."""
         sessions = max(1, sessions)
-        if not self._trial().on:
-            return 1.0, 1.0 / self.times(sessions, self._context)
         rate = max(self._cut.rate, sessions / self.times(sessions, self._context))
-        return (
-            price_of_a_row(rate, sessions, self._context, self.times),
-            rate / sessions,
-        )
+        return price_of_a_row(rate, sessions, self._context, self.times), rate / sessions
 
 
 def _context(sessions: Sequence[TargetSession]) -> float:

@@ -56,12 +56,8 @@ class TargetSession:
         self.finished: m.Finished | m.Failed | None = None
         self.arrival = next(_arrivals)
         self.ready_since = time.monotonic()
-        self.proposals = Proposals(
-            outlooks,
-            min(max_tree_nodes, request.max_nodes),
-            request.patience_ms / 1000,
-            counters,
-        )
+        self._max_nodes = min(max_tree_nodes, request.max_nodes)
+        self.proposals = Proposals(outlooks, self._max_nodes, request.patience_ms / 1000, counters)
         self.features_from: int | None = None
         self.beside: BesideSession | None = None
         self._sends_features = False
@@ -78,7 +74,6 @@ class TargetSession:
         self._prompt_logprobs_from = 1
         self.just_prefilled = False
         self._max_len = min(max_model_len, request.prompt_len + request.stopping.max_tokens)
-        self._max_tree_nodes = min(max_tree_nodes, request.max_nodes)
         self._counters = counters
         self._detokenizer = Detokenizer(tokenizer, self.tokens, request.show_special_tokens)
         self._stops = StopStrings(stopping.strings, request.held_back, stopping.include_stop)
@@ -109,11 +104,6 @@ class TargetSession:
         """Nodes of the tree in the last step."""
         return len(self._tree)
 
-    @property
-    def affordable(self) -> bool:
-        """Whether drafting has cost the answer no more than it may."""
-        return self.proposals.affordable
-
     def open_mailbox(self) -> None:
         """Take the proposals that arrived."""
         self.proposals.open_mailbox(self.tokens, self.request.prompt_len, self._beside_told())
@@ -134,7 +124,7 @@ class TargetSession:
         """What is proposed now and may be verified, in one tree."""
         # The bonus token needs its place too: a path may use all but one of the tokens left.
         room = self._max_len - len(self.tokens) - 1
-        return self.proposals.tree().cut(self._max_tree_nodes, room)
+        return self.proposals.tree().cut(self._max_nodes, room)
 
     def decode_rows(self, tree: TokenTree) -> SequenceRows:
         """The anchor and a tree under it."""

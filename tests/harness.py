@@ -268,12 +268,12 @@ class Harness:
         return {name: count for name, count in counts.items() if count}
 
 
-def _slow_down(worker: TargetWorker) -> None:
+def _slow_down(worker: TargetWorker, seconds: float) -> None:
     """Give a tiny target's steps the length of a small model's: else it is done before anyone drafts."""
     forward = worker._model.forward
 
     def slow(batch: RowBatch) -> torch.Tensor:
-        time.sleep(0.002)
+        time.sleep(seconds)
         return forward(batch)
 
     worker._model.forward = slow  # type: ignore[method-assign]
@@ -302,13 +302,13 @@ async def harness(
     folder: Path,
     drafter: Drafter | Mapping[str, Drafter] | EagleConfig,
     patient: bool = True,
-    slow: bool = True,
+    slow: float = 0.002,
     beside: Mapping[str, Drafter] | None = None,
     **target: object,
 ) -> AsyncIterator[Harness]:
     """A target with the model in `folder`, and a draft worker with drafters by name; one alone is "test".
 
-    Those of `beside` are in the target's process.
+    Those of `beside` are in the target's process. A step takes `slow` seconds longer than the model's.
     """
     beside = beside or {}
     made: Mapping[str, Drafter] | None
@@ -342,8 +342,7 @@ async def harness(
     if patient:
         policy = target_worker._scheduler.policy
         target_worker._scheduler.policy = PatientPolicy(policy.times, target_worker._counters)
-    if slow:
-        _slow_down(target_worker)
+    _slow_down(target_worker, slow)
     try:
         named = made or {config.name: None for config in configs}
         yield Harness(targets, drafts, {**named, **beside})

@@ -12,6 +12,8 @@ from workers.request import Mode
 
 tokenizer = tiny.byte_level_tokenizer()
 PROMPT = tokenizer("the cat in the hat").input_ids
+# Seconds of a step during which a tree can grow, on a busy machine too.
+LONG = 0.02
 VOCAB = 264
 
 
@@ -21,7 +23,7 @@ async def test_modes_change_when_is_drafted_and_no_token(mode: Mode, place: str)
     """A draft that is the target: what grew meanwhile is right, and is there before it is asked for."""
     made = {"test": drafter(tiny.llama(), steps=2)}
     there, here = (made, {}) if place == "draft" else ({}, made)
-    async with harness(tiny.llama(), there, beside=here) as h:
+    async with harness(tiny.llama(), there, beside=here, slow=LONG) as h:
         for sampling in ({}, {"temperature": 1.0}):
             request = h.request(
                 PROMPT, max_tokens=100, max_draft_tokens=6, seed=3, mode=mode, **sampling
@@ -41,7 +43,7 @@ async def test_modes_change_when_is_drafted_and_no_token(mode: Mode, place: str)
 
 
 async def test_a_mode_that_grows_hits_more_often_than_one_that_does_not() -> None:
-    async with harness(tiny.llama(), drafter(tiny.llama(), steps=1)) as h:
+    async with harness(tiny.llama(), drafter(tiny.llama(), steps=1), slow=LONG) as h:
         # Time is dear: what is known is better than what would have to be drafted.
         h.target._scheduler.policy.price = lambda sessions: (0.0, 1e4)  # type: ignore[method-assign]
         rates = {}
@@ -111,7 +113,8 @@ async def test_what_one_step_has_no_room_for_the_next_one_verifies() -> None:
 
 
 async def test_metrics_show_what_happened(tmp_path: Path) -> None:
-    async with harness(tiny.llama(), drafter(tiny.llama(), steps=2)) as h, http_client(h) as client:
+    made = drafter(tiny.llama(), steps=2)
+    async with harness(tiny.llama(), made, slow=LONG) as h, http_client(h) as client:
         body = {
             "model": "tiny",
             "prompt": PROMPT,

@@ -10,34 +10,21 @@ the output folder: a run that was broken off goes on where it was. Writes Markdo
 import argparse
 import asyncio
 import itertools
-import json
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from tqdm import tqdm
 
-from loadtest import report
+from loadtest import client, report
 from loadtest.kept import Kept
 from loadtest.prompts_file import Prompt, read
 from loadtest.server import running_server
 
 OFF, ON = "off", "on"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One streamed answer: when its first and last token came, after the request was sent."""
-
-    tokens: int
-    first_s: float
-    total_s: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,64 +56,31 @@ class Row:
     equal: bool
 
 
-async def ask(
-    client: httpx.AsyncClient, prompt: Prompt, setting: str, options: argparse.Namespace
-) -> Answer:
-    """One answer."""
-    body: dict[str, Any] = {
+def body(prompt: Prompt, setting: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A request."""
+    return {
         "messages": [{"role": "user", "content": prompt.text}],
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "seed": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
         "speculation": {"enabled": setting == ON},
     }
-    started, first, tokens, text = time.perf_counter(), None, 0, []
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.is_error:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise RuntimeError(chunk["error"])
-            for choice in chunk["choices"]:
-                if choice["delta"].get("content"):
-                    first = first or time.perf_counter()
-                    text.append(choice["delta"]["content"])
-            if chunk.get("usage"):
-                tokens = chunk["usage"]["completion_tokens"]
-    ended = time.perf_counter()
-    return Answer(tokens, (first or ended) - started, ended - started, "".join(text))
 
 
-async def answer_all(
+def answer_all(
     base: str, prompts: Sequence[Prompt], at_once: int, setting: str, turn: int, options: Any
 ) -> Run:
     """All prompts with one setting."""
-    answers: dict[int, Answer] = {}
-    numbers = iter(range(len(prompts)))
-    limits = httpx.Limits(max_connections=at_once)
-
-    async def work(client: httpx.AsyncClient) -> None:
-        for number in numbers:
-            answers[number] = await ask(client, prompts[number], setting, options)
-
-    async with httpx.AsyncClient(base_url=base, timeout=600, limits=limits) as client:
-        started = time.perf_counter()
-        await asyncio.gather(*(work(client) for _ in range(at_once)))
-        seconds = time.perf_counter() - started
-    ordered = [answers[number] for number in range(len(prompts))]
+    bodies = [body(prompt, setting, options) for prompt in prompts]
+    seconds, answers = asyncio.run(client.ask_all(base, client.CHAT, bodies, at_once))
     return Run(
         at_once,
         setting,
         turn,
         seconds,
-        sum(answer.tokens for answer in ordered),
-        tuple(1000 * answer.first_s for answer in ordered),
-        tuple(answer.text for answer in ordered),
+        sum(answer.tokens for answer in answers),
+        tuple(1000 * answer.first_s for answer in answers),
+        tuple(answer.text for answer in answers),
     )
 
 
@@ -143,17 +97,12 @@ def summarise(at_once: int, runs: Sequence[Run]) -> Row:
         statistics.median(speeds[1]),
         statistics.median(ratios),
         tuple(ratios),
-        _quantile(firsts[0], 0.5),
-        _quantile(firsts[1], 0.5),
-        _quantile(firsts[0], 0.99),
-        _quantile(firsts[1], 0.99),
+        client.quantile(firsts[0], 0.5),
+        client.quantile(firsts[1], 0.5),
+        client.quantile(firsts[0], 0.99),
+        client.quantile(firsts[1], 0.99),
         len({run.texts for run in runs}) == 1,
     )
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -224,14 +173,12 @@ def main(arguments: Sequence[str]) -> int:
     done = {(run.at_once, run.setting, run.turn) for run in kept.items}
     with running_server(options.url, options.config, options.out / "server.log") as base:
         for setting in (OFF, ON):  # warm-up, and the prompts into the prefix cache
-            asyncio.run(answer_all(base, prompts[:4], 2, setting, 0, options))
+            answer_all(base, prompts[:4], 2, setting, 0, options)
         plan = list(itertools.product(options.at_once, range(options.turns)))
         for at_once, turn in tqdm(plan, unit="pair"):
             for setting in (OFF, ON) if turn % 2 == 0 else (ON, OFF):
                 if (at_once, setting, turn) not in done:
-                    kept.add(
-                        asyncio.run(answer_all(base, prompts, at_once, setting, turn, options))
-                    )
+                    kept.add(answer_all(base, prompts, at_once, setting, turn, options))
     rows = [summarise(n, [run for run in kept.items if run.at_once == n]) for n in options.at_once]
     plot(rows, options.out / "load.png")
     report.write(options.out, "load", markdown(rows), rows)

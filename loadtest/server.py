@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -15,9 +15,9 @@ import yaml
 
 @contextlib.contextmanager
 def running_server(url: str | None, config: Path, log: Path) -> Iterator[str]:
-    """The base URL of a server; without `url`, `config` is served and stopped again afterwards.
+    """The base URL of ours; without `url`, `config` is served and stopped again afterwards.
 
-    Raises RuntimeError with the end of the log if the server does not come up in three minutes.
+    Raises RuntimeError with the end of the log if the server does not come up.
     """
     if url is not None:
         yield url.rstrip("/")
@@ -26,18 +26,25 @@ def running_server(url: str | None, config: Path, log: Path) -> Iterator[str]:
     host = options.get("host", "127.0.0.1")
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('port', 8000)}"
     serve = Path(sys.executable).with_name("serve")
+    with started([str(serve), "run", str(config)], base, log):
+        yield base
+
+
+@contextlib.contextmanager
+def started(argv: Sequence[str], base: str, log: Path) -> Iterator[None]:
+    """A server of anybody's that answers /health at `base`, stopped again afterwards.
+
+    Raises RuntimeError with the end of the log if it does not come up in three minutes.
+    """
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [str(serve), "run", str(config)],
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            argv, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             _wait(base, process, log)
-            yield base
+            yield
         finally:
-            # Started in the background it would not hear Ctrl-C. Ray ends the processes that it started.
+            # Started in the background it would not hear Ctrl-C. It ends the processes that it started.
             process.terminate()
             try:
                 process.wait(60)

@@ -10,8 +10,18 @@ from typing import Any
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
+import torch
 import vllm  # type: ignore[import-not-found]
 from vllm import LLM, SamplingParams
+
+
+def counted(engine: LLM) -> tuple[int, int]:
+    """Tokens drafted and accepted so far."""
+    values = {
+        metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")
+    }
+    drafted, accepted = (f"vllm:spec_decode_num_{kind}_tokens" for kind in ("draft", "accepted"))
+    return int(values.get(drafted, 0)), int(values.get(accepted, 0))
 
 
 def main() -> None:
@@ -33,19 +43,29 @@ def main() -> None:
         max_model_len=4096,
         max_num_seqs=64,
         enable_prefix_caching=False,
+        disable_log_stats=False,
         **options,
     )
-    ready = {"ready": True, "threads": os.cpu_count(), "version": vllm.__version__}
+    ready = {"ready": True, "threads": torch.get_num_threads(), "version": vllm.__version__}
     print(json.dumps(ready), file=out, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         params = SamplingParams(temperature=0.0, max_tokens=asked["max_tokens"])
         prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
+        drafted, accepted = counted(engine)
         started = time.perf_counter()
         answers = engine.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
         tokens = [list(answer.outputs[0].token_ids) for answer in answers]
-        print(json.dumps({"seconds": seconds, "tokens": tokens}), file=out, flush=True)
+        drafted_now, accepted_now = counted(engine)
+        answer = {
+            "seconds": seconds,
+            "tokens": tokens,
+            # It does not count passes: each gives every answer one token and those accepted.
+            "rounds": sum(map(len, tokens)) - len(tokens) - (accepted_now - accepted),
+            "drafted": drafted_now - drafted,
+        }
+        print(json.dumps(answer), file=out, flush=True)
 
 
 if __name__ == "__main__":

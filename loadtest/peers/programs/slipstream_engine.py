@@ -1,7 +1,7 @@
 """Slipstream in process, without Ray: CONFIG [off].
 
-With --folder CONFIG it says where the model lies; with --encode CONFIG it turns a JSON list of questions into
-lists of token ids.
+With --folder CONFIG it says where the model lies, with --gguf CONFIG the file that it was read from; with
+--encode CONFIG it turns a JSON list of questions into lists of token ids.
 """
 
 import asyncio
@@ -63,6 +63,9 @@ def main() -> None:
     """See the package's docstring."""
     if sys.argv[1] == "--folder":
         print(checkpoint.resolve(app_config(Path(sys.argv[2])).target.model))
+        return
+    if sys.argv[1] == "--gguf":
+        print(checkpoint.locate(app_config(Path(sys.argv[2])).target.model))
         return
     if sys.argv[1] == "--encode":
         tokenizer = AutoTokenizer.from_pretrained(

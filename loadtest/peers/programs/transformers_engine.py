@@ -17,14 +17,19 @@ def main() -> None:
     options: dict[str, Any] = {"do_sample": False}
     if len(sys.argv) > 2:
         options["prompt_lookup_num_tokens"] = int(sys.argv[2])
+    rows: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
     ready = {"ready": True, "threads": torch.get_num_threads(), "version": transformers.__version__}
     print(json.dumps(ready), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        tokens = []
+        tokens, rounds, drafted = [], 0, 0
         started = time.perf_counter()
         for prompt in asked["prompts"]:
             ids = torch.tensor([prompt])
+            rows.clear()
             with torch.inference_mode():
                 out = model.generate(
                     ids,
@@ -33,7 +38,15 @@ def main() -> None:
                     **options,
                 )
             tokens.append(out[0, len(prompt) :].tolist())
-        print(json.dumps({"seconds": time.perf_counter() - started, "tokens": tokens}), flush=True)
+            rounds += len(rows) - 1
+            drafted += sum(rows[1:]) - (len(rows) - 1)
+        answer = {
+            "seconds": time.perf_counter() - started,
+            "tokens": tokens,
+            "rounds": rounds,
+            "drafted": drafted,
+        }
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""Streamed answers of any server that speaks OpenAI's protocol, one or many at once."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer: when its first and last token came, after the request was sent.
+
+    `token_ids` are empty where the server does not say them.
+    """
+
+    tokens: int
+    first_s: float
+    total_s: float
+    text: str
+    token_ids: tuple[int, ...]
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Answer:
+    """One answer. Raises RuntimeError with what the server said if it refuses or fails."""
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    started, first, tokens = time.perf_counter(), None, 0
+    text: list[str] = []
+    token_ids: list[int] = []
+    async with client.stream("POST", path, json=streamed) as response:
+        if response.is_error:
+            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise RuntimeError(chunk["error"])
+            for choice in chunk["choices"]:
+                new = choice["delta"].get("content") if "delta" in choice else choice["text"]
+                if new:
+                    first = first or time.perf_counter()
+                    text.append(new)
+                token_ids += choice.get("token_ids") or []
+            if chunk.get("usage"):
+                tokens = chunk["usage"]["completion_tokens"]
+    ended = time.perf_counter()
+    return Answer(
+        tokens, (first or ended) - started, ended - started, "".join(text), tuple(token_ids)
+    )
+
+
+async def ask_all(
+    base: str, path: str, bodies: Sequence[Mapping[str, Any]], at_once: int
+) -> tuple[float, list[Answer]]:
+    """Seconds, and the answers in the bodies' order: each client asks as soon as it has its last answer."""
+    answers: dict[int, Answer] = {}
+    numbers = iter(range(len(bodies)))
+    limits = httpx.Limits(max_connections=at_once)
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for number in numbers:
+            answers[number] = await ask(client, path, bodies[number])
+
+    async with httpx.AsyncClient(base_url=base, timeout=600, limits=limits) as client:
+        started = time.perf_counter()
+        await asyncio.gather(*(work(client) for _ in range(at_once)))
+        seconds = time.perf_counter() - started
+    return seconds, [answers[number] for number in range(len(bodies))]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of all lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,10 +1,10 @@
-"""Rivals beside us: `python -m loadtest.peers {engines,servers} --help`."""
+"""Rivals beside us: `python -m loadtest.peers {steps,engines,servers} --help`."""
 
 import sys
 
-from loadtest.peers import in_process, servers
+from loadtest.peers import in_process, servers, steps
 
-PARTS = {"engines": in_process.main, "servers": servers.main}
+PARTS = {"steps": steps.main, "engines": in_process.main, "servers": servers.main}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in PARTS:

@@ -77,13 +77,24 @@ class Running:
         self.about = self._read()
         self._signal(signal.SIGSTOP)
 
-    def ask(self, prompts: Sequence[list[int]], max_tokens: int) -> dict[str, Any]:
+    def ask(
+        self,
+        prompts: Sequence[list[int]],
+        max_tokens: int,
+        temperature: float = 0.0,
+        ignore_eos: bool = False,
+    ) -> dict[str, Any]:
         """Its answer to prompts, side by side. Raises RuntimeError if it is gone."""
         self._signal(signal.SIGCONT)
         try:
             assert self._process.stdin is not None
-            line = json.dumps({"prompts": prompts, "max_tokens": max_tokens})
-            self._process.stdin.write(line + "\n")
+            asked = {
+                "prompts": prompts,
+                "max_tokens": max_tokens,
+                "temperature": temperature,
+                "ignore_eos": ignore_eos,
+            }
+            self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
             return self._read()
         finally:

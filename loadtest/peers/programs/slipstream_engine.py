@@ -28,8 +28,8 @@ async def answer(inside: Inside, asked: dict[str, Any], speculation: Speculation
             inside.answer(
                 GenerationRequest(
                     tuple(prompt),
-                    SamplingParams(temperature=0.0),
-                    StopRules(asked["max_tokens"]),
+                    SamplingParams(temperature=asked["temperature"], seed=1),
+                    StopRules(asked["max_tokens"], ignore_eos=asked["ignore_eos"]),
                     time.monotonic() + 600,
                     speculation,
                 )

@@ -14,7 +14,7 @@ def main() -> None:
     """See the package's docstring."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
-    options: dict[str, Any] = {"do_sample": False}
+    options: dict[str, Any] = {}
     if len(sys.argv) > 2:
         options["prompt_lookup_num_tokens"] = int(sys.argv[2])
     rows: list[int] = []
@@ -35,6 +35,8 @@ def main() -> None:
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=asked["max_tokens"],
+                    do_sample=asked["temperature"] > 0,
+                    eos_token_id=[] if asked["ignore_eos"] else None,
                     **options,
                 )
             tokens.append(out[0, len(prompt) :].tolist())

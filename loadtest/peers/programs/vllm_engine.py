@@ -15,6 +15,9 @@ import vllm  # type: ignore[import-not-found]
 from vllm import LLM, SamplingParams
 
 
+PASSED = ("max_tokens", "temperature", "ignore_eos")
+
+
 def counted(engine: LLM) -> tuple[int, int]:
     """Tokens drafted and accepted so far."""
     values = {
@@ -50,7 +53,7 @@ def main() -> None:
     print(json.dumps(ready), file=out, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        params = SamplingParams(temperature=0.0, max_tokens=asked["max_tokens"])
+        params = SamplingParams(seed=1, **{name: asked[name] for name in PASSED})
         prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
         drafted, accepted = counted(engine)
         started = time.perf_counter()

@@ -8,9 +8,10 @@
  *
  * Layout of one sequence's cache, C slots (a multiple of 16), D head dimension, P = D rounded up to 16:
  *   keys   [layer][kv head][C / 16][D][16]   sixteen keys side by side, so that a score needs no
- *                                            horizontal sum
+ *                                            horizontal sum; [C / 16][D / 2][16][2] in bfloat16
  *   values [layer][kv head][C][P]
- * Elements are float32, or bfloat16 widened when read. Arithmetic is float32.
+ * Elements are float32, or bfloat16, of which queries and keys are multiplied in pairs and values are widened
+ * when read. Sums are float32.
  */
 #include "attention.h"
 
@@ -30,30 +31,40 @@ INLINE vec load(const void *base, int64_t index, int bfloat16) {
     return out;
 }
 
-INLINE float element(const void *base, int64_t index, int bfloat16) {
-    return bfloat16 ? widen_bfloat16(((const uint16_t *)base)[index]) : ((const float *)base)[index];
-}
-
 /* Scores of `pairs` queries against `blocks` blocks of sixteen keys. */
-INLINE void score_blocks(const void *keys, int64_t block, int blocks, const float *const *query,
+INLINE void score_blocks(const void *keys, int64_t block, int blocks, const void *const *query,
                          float *const *scores, int pairs, int head_dim, int bfloat16) {
     vec sum[UNROLL][TILE];
     for (int b = 0; b < blocks; b++)
         for (int p = 0; p < pairs; p++) sum[b][p] = splat(0);
-    for (int d = 0; d < head_dim; d++)
-        for (int b = 0; b < blocks; b++) {
-            vec key = load(keys, ((block + b) * head_dim + d) * LANES, bfloat16);
-            for (int p = 0; p < pairs; p++) sum[b][p] = sum[b][p] + key * query[p][d];
+    if (bfloat16)
+        for (int d = 0; d < head_dim / 2; d++) {
+            uvec key[UNROLL];
+            for (int b = 0; b < blocks; b++)
+                memcpy(&key[b],
+                       (const uint32_t *)keys + ((block + b) * (head_dim / 2) + d) * LANES,
+                       sizeof(uvec));
+            for (int p = 0; p < pairs; p++) {
+                uint32_t pair;
+                memcpy(&pair, (const uint32_t *)query[p] + d, 4);
+                for (int b = 0; b < blocks; b++) sum[b][p] = add_pairs(sum[b][p], key[b], pair);
+            }
         }
+    else
+        for (int d = 0; d < head_dim; d++)
+            for (int b = 0; b < blocks; b++) {
+                vec key = load(keys, ((block + b) * head_dim + d) * LANES, 0);
+                for (int p = 0; p < pairs; p++) sum[b][p] = sum[b][p] + key * ((const float *)query[p])[d];
+            }
     for (int b = 0; b < blocks; b++)
         for (int p = 0; p < pairs; p++)
             memcpy(scores[p] + (block + b) * LANES, &sum[b][p], sizeof(vec));
 }
 
-INLINE void score(const void *keys, int64_t from, int64_t to, const float *const *query,
+INLINE void score(const void *keys, int64_t from, int64_t to, const void *const *query,
                   float *const *scores, int pairs, int head_dim, int bfloat16) {
     int64_t block = from;
-    if (pairs <= 3)
+    if (pairs <= 3 || bfloat16)
         for (; block + UNROLL <= to; block += UNROLL)
             score_blocks(keys, block, UNROLL, query, scores, pairs, head_dim, bfloat16);
     for (; block < to; block++)
@@ -77,7 +88,7 @@ INLINE void add_values(const void *values, int64_t stride, int64_t from, int64_t
         for (int w = 0; w < width; w++) memcpy(out[p] + w * LANES, &sum[p][w], sizeof(vec));
 }
 
-INLINE void score_any(const void *keys, int64_t from, int64_t to, const float *const *query,
+INLINE void score_any(const void *keys, int64_t from, int64_t to, const void *const *query,
                       float *const *scores, int pairs, int head_dim, int bfloat16) {
 #define CALL(n) score(keys, from, to, query, scores, n, head_dim, bfloat16)
     UP_TO_SIX(pairs, CALL)
@@ -135,7 +146,7 @@ INLINE float softmax(float *scores, int64_t low, int64_t count, const shape *s) 
 }
 
 typedef struct {
-    float *scores, *query, *out;
+    float *scores, *out;
     int64_t positions;
 } scratch;
 
@@ -152,17 +163,15 @@ INLINE void attend_tile(const sequence *seq, const shape *s, int kv_head, int fi
     keys += plane * seq->capacity * head_dim * size;
     values += plane * seq->capacity * padded * size;
 
-    const float *q[TILE];
+    const void *q[TILE];
     float *scores[TILE], *sums[TILE];
     const float *weights[TILE];
     int64_t low[TILE] = {0}, count[TILE], same_low = 0, same_high = INT64_MAX, slots = 0;
     float total[TILE];
     for (int p = 0; p < pairs; p++) {
         int row = (first_pair + p) / group, head = kv_head * group + (first_pair + p) % group;
-        float *copy = work->query + p * head_dim;
         int64_t at = (seq->first_row + row) * row_stride + head * head_stride;
-        for (int d = 0; d < head_dim; d++) copy[d] = element(query, at + d, bfloat16);
-        q[p] = copy;
+        q[p] = (const char *)query + at * size;
         scores[p] = work->scores + p * work->positions;
         weights[p] = scores[p];
         sums[p] = work->out + p * padded;
@@ -214,6 +223,11 @@ INLINE void attend_tile(const sequence *seq, const shape *s, int kv_head, int fi
     }
 }
 
+/* Where a slot's first element stands among a head's keys; the next ones follow four bytes times LANES apart. */
+INLINE int64_t key_at(int64_t slot, int64_t head_dim, int bfloat16) {
+    return slot / LANES * head_dim * LANES + slot % LANES * (bfloat16 ? 2 : 1);
+}
+
 /* Puts a step's new keys and values into the cache. Strides count elements. */
 static void store(const sequence *seq, const shape *s, const void *keys, const void *values,
                   int64_t key_row, int64_t key_head, int64_t value_row, int64_t value_head) {
@@ -224,18 +238,17 @@ static void store(const sequence *seq, const shape *s, const void *keys, const v
         int64_t value_plane = plane * seq->capacity * padded;
         for (int r = 0; r < seq->num_rows; r++) {
             int64_t slot = seq->first_slot + r, row = seq->first_row + r;
-            int64_t key_to = key_plane + (slot / LANES * head_dim) * LANES + slot % LANES;
             int64_t key_from = row * key_row + head * key_head;
             int64_t value_to = value_plane + slot * padded;
             int64_t value_from = row * value_row + head * value_head;
             if (s->bfloat16) {
-                uint16_t *k = (uint16_t *)seq->keys + key_to;
+                uint16_t *k = (uint16_t *)seq->keys + key_plane + key_at(slot, head_dim, 1);
                 const uint16_t *from = (const uint16_t *)keys + key_from;
-                for (int d = 0; d < head_dim; d++) k[d * LANES] = from[d];
+                for (int d = 0; d < head_dim; d += 2) memcpy(k + d * LANES, from + d, 4);
                 memcpy((uint16_t *)seq->values + value_to, (const uint16_t *)values + value_from,
                        2 * head_dim);
             } else {
-                float *k = (float *)seq->keys + key_to;
+                float *k = (float *)seq->keys + key_plane + key_at(slot, head_dim, 0);
                 const float *from = (const float *)keys + key_from;
                 for (int d = 0; d < head_dim; d++) k[d * LANES] = from[d];
                 memcpy((float *)seq->values + value_to, (const float *)values + value_from,
@@ -245,59 +258,63 @@ static void store(const sequence *seq, const shape *s, const void *keys, const v
     }
 }
 
-/* Attention of one layer for all sequences of a step. `out` is [rows][query heads][head dim], dense;
- * rows that belong to no sequence are left alone. Strides count elements; the head dimension is dense.
- * Returns 0, or 1 if memory ran out. */
+/* Floats that one thread needs for attention_part. */
+int64_t attention_room(const sequence *sequences, int32_t num_sequences, int32_t head_dim) {
+    int64_t longest = 0;
+    for (int i = 0; i < num_sequences; i++) {
+        int64_t length = sequences[i].first_slot + sequences[i].num_rows;
+        longest = length > longest ? length : longest;
+    }
+    int64_t padded = (head_dim + LANES - 1) / LANES * LANES;
+    return TILE * ((longest + LANES - 1) / LANES * LANES + padded);
+}
+
+/* Attention of one layer for all sequences of a step, in two parts. */
+void attention_part(team *t, const attention *a) {
+    const shape *s = &a->s;
+    int group = s->query_heads / s->kv_heads;
+    int64_t padded = (s->head_dim + LANES - 1) / LANES * LANES, tasks = 0;
+    scratch work = {.scores = a->room + t->number * a->room_each};
+    work.positions = a->room_each / TILE - padded;
+    work.out = work.scores + TILE * work.positions;
+    EACH(t, i, a->num_sequences)
+    store(&a->sequences[i], s, a->keys, a->values, a->key_row, a->key_head, a->value_row,
+          a->value_head);
+    for (int i = 0; i < a->num_sequences; i++)
+        tasks += s->kv_heads * ((a->sequences[i].num_rows * group + TILE - 1) / TILE);
+    EACH(t, task, tasks) {
+        const sequence *seq = a->sequences;
+        int64_t index = task, tiles;
+        for (;; seq++) {
+            tiles = (seq->num_rows * group + TILE - 1) / TILE;
+            if (index < tiles * s->kv_heads) break;
+            index -= tiles * s->kv_heads;
+        }
+        int kv_head = (int)(index / tiles), first = (int)(index % tiles) * TILE;
+        int pairs = seq->num_rows * group - first;
+        if (pairs > TILE) pairs = TILE;
+        if (s->bfloat16)
+            attend_tile(seq, s, kv_head, first, pairs, a->query, a->query_row, a->query_head,
+                        a->out, &work, 1);
+        else
+            attend_tile(seq, s, kv_head, first, pairs, a->query, a->query_row, a->query_head,
+                        a->out, &work, 0);
+    }
+}
+
+static void whole(team *t, void *arguments) { attention_part(t, arguments); }
+
+/* The same for a layer by itself. Returns 0, or 1 if memory ran out. */
 int attend(const sequence *sequences, int32_t num_sequences, const shape *s, const void *query,
            int64_t query_row, int64_t query_head, const void *keys, int64_t key_row,
            int64_t key_head, const void *values, int64_t value_row, int64_t value_head, void *out,
            int32_t threads) {
-    int group = s->query_heads / s->kv_heads, tasks = 0, failed = 0;
-    int64_t longest = 0;
-    for (int i = 0; i < num_sequences; i++) {
-        const sequence *seq = &sequences[i];
-        store(seq, s, keys, values, key_row, key_head, value_row, value_head);
-        tasks += s->kv_heads * ((seq->num_rows * group + TILE - 1) / TILE);
-        int64_t length = seq->first_slot + seq->num_rows;
-        longest = length > longest ? length : longest;
-    }
-    int padded = (s->head_dim + LANES - 1) / LANES * LANES;
-    int64_t positions = (longest + LANES - 1) / LANES * LANES;
-    (void)threads;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        scratch work = {.positions = positions};
-        float *memory = malloc(sizeof(float) * TILE * (positions + s->head_dim + padded));
-        if (memory == NULL) {
-#pragma omp atomic write
-            failed = 1;
-        } else {
-            work.scores = memory;
-            work.query = memory + TILE * positions;
-            work.out = work.query + TILE * s->head_dim;
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (int task = 0; task < tasks; task++) {
-            if (memory == NULL) continue;
-            int index = task, i = 0, tiles;
-            for (;; i++) {
-                tiles = (sequences[i].num_rows * group + TILE - 1) / TILE;
-                if (index < tiles * s->kv_heads) break;
-                index -= tiles * s->kv_heads;
-            }
-            const sequence *seq = &sequences[i];
-            int kv_head = index / tiles, first = index % tiles * TILE;
-            int pairs = seq->num_rows * group - first;
-            if (pairs > TILE) pairs = TILE;
-            if (s->bfloat16)
-                attend_tile(seq, s, kv_head, first, pairs, query, query_row, query_head, out, &work,
-                            1);
-            else
-                attend_tile(seq, s, kv_head, first, pairs, query, query_row, query_head, out, &work,
-                            0);
-        }
-        free(memory);
-    }
+    attention a = {sequences, num_sequences, *s, query, query_row, query_head, keys, key_row,
+                   key_head, values, value_row, value_head, out};
+    a.room_each = attention_room(sequences, num_sequences, s->head_dim);
+    a.room = malloc(sizeof(float) * threads * a.room_each);
+    int failed = a.room == NULL || team_run(threads, 2, whole, &a);
+    free(a.room);
     return failed;
 }
 
@@ -309,10 +326,11 @@ void move_slots(void *keys, void *values, int64_t capacity, int32_t planes, int3
         char *k = (char *)keys + plane * capacity * head_dim * size;
         char *v = (char *)values + plane * capacity * padded * size;
         for (int i = 0; i < count; i++) {
-            int64_t source = (from[i] / LANES * (int64_t)head_dim) * LANES + from[i] % LANES;
-            int64_t target = (to[i] / LANES * (int64_t)head_dim) * LANES + to[i] % LANES;
-            for (int d = 0; d < head_dim; d++)
-                memcpy(k + (target + d * LANES) * size, k + (source + d * LANES) * size, size);
+            int64_t source = key_at(from[i], head_dim, bfloat16);
+            int64_t target = key_at(to[i], head_dim, bfloat16);
+            /* Four bytes: an element, or a pair of bfloat16. */
+            for (int64_t d = 0; d < head_dim * size / 4; d++)
+                memcpy(k + target * size + d * LANES * 4, k + source * size + d * LANES * 4, 4);
             memmove(v + to[i] * padded * size, v + from[i] * padded * size, padded * size);
         }
     }

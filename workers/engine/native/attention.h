@@ -1,7 +1,7 @@
 #ifndef SLIPSTREAM_ATTENTION_H
 #define SLIPSTREAM_ATTENTION_H
 
-#include "vector.h"
+#include "team.h"
 
 /* One sequence of a step. Its rows r, from first_row of the flat batch on, go to slots first_slot + r. */
 typedef struct {
@@ -18,10 +18,25 @@ typedef struct {
     float scale, softcap;
 } shape;
 
+/* One layer's work. Strides count elements; the head dimension is dense, and so is `out`, [rows][query heads]
+ * [head dim]; rows that belong to no sequence are left alone. `room` is `room_each` floats for every thread. */
+typedef struct {
+    const sequence *sequences;
+    int32_t num_sequences;
+    shape s;
+    const void *query;
+    int64_t query_row, query_head;
+    const void *keys;
+    int64_t key_row, key_head;
+    const void *values;
+    int64_t value_row, value_head;
+    void *out;
+    float *room;
+    int64_t room_each;
+} attention;
+
 /* See attention.c. */
-int attend(const sequence *sequences, int32_t num_sequences, const shape *s, const void *query,
-           int64_t query_row, int64_t query_head, const void *keys, int64_t key_row,
-           int64_t key_head, const void *values, int64_t value_row, int64_t value_head, void *out,
-           int32_t threads);
+int64_t attention_room(const sequence *sequences, int32_t num_sequences, int32_t head_dim);
+void attention_part(team *t, const attention *a);
 
 #endif

@@ -54,10 +54,18 @@ class NativeAttention:
     @staticmethod
     def serves(shape: KVShape) -> bool:
         """Whether this backend can hold such a cache."""
-        return shape.device.type == "cpu" and shape.dtype in _DTYPES and available()
+        return (
+            shape.device.type == "cpu"
+            and shape.dtype in _DTYPES
+            and shape.head_dim % 2 == 0
+            and available()
+        )
 
     def allocate(self, shape: KVShape, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [layer, kv head, block, dim, 16] and values [layer, kv head, slot, padded dim]."""
+        """Keys [layer, kv head, block, dim, 16] and values [layer, kv head, slot, padded dim].
+
+        In bfloat16 a block of keys is [dim / 2, 16, 2] in truth.
+        """
         planes = (shape.layers, shape.kv_heads)
         padded = -(-shape.head_dim // _LANES) * _LANES
         return (

@@ -86,45 +86,34 @@ INLINE void tile_any(const uint8_t *x, int64_t stride, const float *x_scales, co
     }
 }
 
-/* out[row][o] = sum over i of x[row][i] * weight[o][i], float32; x in bfloat16, `inputs` a multiple of 4.
- * Returns 0, or 1 if memory ran out. */
-int linear_bytes(const uint16_t *x, int64_t rows, int64_t inputs, const int8_t *packed,
-                 const float *scales, const int32_t *sums, int64_t outputs, float *out,
-                 int32_t threads) {
-    uint8_t *small = malloc(rows * inputs + 1);
-    float *x_scales = malloc(4 * rows + 4);
-    if (small == NULL || x_scales == NULL) {
-        free(small);
-        free(x_scales);
-        return 1;
-    }
-    for (int64_t r = 0; r < rows; r++) {
+/* out[row][o] = sum over i of x[row][i] * weight[o][i], float32; x in bfloat16, `inputs` a multiple of 4. In two
+ * parts. `room` has inputs + 4 bytes for every row. */
+void bytes_part(team *t, const bytes_linear *l) {
+    int64_t rows = l->rows, inputs = l->inputs, outputs = l->outputs;
+    float *x_scales = (float *)l->room;
+    uint8_t *small = (uint8_t *)(x_scales + rows);
+    EACH(t, r, rows) {
+        const uint16_t *x = l->x + r * inputs;
         float largest = 1e-30f;
         for (int64_t i = 0; i < inputs; i++) {
-            float size = fabsf(widen_bfloat16(x[r * inputs + i]));
+            float size = fabsf(widen_bfloat16(x[i]));
             largest = size > largest ? size : largest;
         }
         x_scales[r] = largest / 127.0f;
         float inverse = 127.0f / largest;
         for (int64_t i = 0; i < inputs; i++)
             small[r * inputs + i] =
-                (uint8_t)(MIDDLE + (int32_t)rintf(widen_bfloat16(x[r * inputs + i]) * inverse));
+                (uint8_t)(MIDDLE + (int32_t)rintf(widen_bfloat16(x[i]) * inverse));
     }
     int64_t fours = inputs / 4, blocks = (outputs + LANES - 1) / LANES;
-    int64_t groups = (blocks + PANELS - 1) / PANELS;
-    (void)threads;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t g = 0; g < groups; g++) {
-        int64_t first = g * PANELS, o = first * LANES;
+    EACH(t, group, (blocks + PANELS - 1) / PANELS) {
+        int64_t first = group * PANELS, o = first * LANES;
         int panels = (int)(blocks - first < PANELS ? blocks - first : PANELS);
         for (int64_t r = 0; r < rows; r += ROWS) {
             int count = (int)(rows - r < ROWS ? rows - r : ROWS);
             tile_any(small + r * inputs, inputs, x_scales + r,
-                     packed + first * fours * 4 * LANES, fours, scales + o, sums + o,
-                     out + r * outputs + o, outputs, outputs - o, count, panels);
+                     l->packed + first * fours * 4 * LANES, fours, l->scales + o, l->sums + o,
+                     l->out + r * outputs + o, outputs, outputs - o, count, panels);
         }
     }
-    free(small);
-    free(x_scales);
-    return 0;
 }

@@ -27,7 +27,7 @@ _FLAGS: Final = (
     "-std=gnu11",
     "-ffp-contract=fast",
     "-fno-math-errno",
-    "-fopenmp",
+    "-pthread",
     "-shared",
     "-fPIC",
     "-Wno-psabi",

@@ -8,38 +8,10 @@
  */
 #include "linear.h"
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #define ROWS 6   /* rows of a tile */
 #define PANELS 4 /* blocks of sixteen outputs of a tile */
 #define AHEAD 12 /* pairs of inputs that weights are fetched ahead */
 #define BLOCK 96 /* rows that stay in the second cache beside a tile's weights */
-
-/* sum + w[even] * x[even] + w[odd] * x[odd], in each of sixteen lanes. */
-INLINE vec multiply_add(vec sum, uvec weights, uint32_t pair) {
-#ifdef __AVX512BF16__
-    __m512 s;
-    __m512i w;
-    memcpy(&s, &sum, sizeof s);
-    memcpy(&w, &weights, sizeof w);
-    s = _mm512_dpbf16_ps(s, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int32_t)pair));
-    memcpy(&sum, &s, sizeof s);
-    return sum;
-#else
-    uint32_t low = pair << 16, high = pair & 0xffff0000u;
-    float even, odd;
-    memcpy(&even, &low, 4);
-    memcpy(&odd, &high, 4);
-    uvec shifted = weights << 16, masked = weights & 0xffff0000u;
-    vec w0, w1;
-    memcpy(&w0, &shifted, sizeof w0);
-    memcpy(&w1, &masked, sizeof w1);
-    sum = sum + w0 * even;
-    return sum + w1 * odd;
-#endif
-}
 
 /* One tile: `rows` rows times `panels` blocks of outputs. */
 INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, int64_t pairs,
@@ -58,7 +30,7 @@ INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, in
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, x + r * x_stride + 2 * k, 4);
-            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], weights[p], pair);
+            for (int p = 0; p < panels; p++) sum[r][p] = add_pairs(sum[r][p], weights[p], pair);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -91,27 +63,32 @@ INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed
 }
 
 /* out[row][o] = sum over i of x[row][i] * weight[o][i] + bias[o], rounded once to bfloat16. Rows are dense. */
-void linear_bfloat16(const uint16_t *x, int64_t rows, int64_t inputs, const uint16_t *packed,
-                     const float *bias, int64_t outputs, uint16_t *out, int32_t threads) {
+void linear_part(team *t, const linear *l) {
+    int64_t rows = l->rows, inputs = l->inputs, outputs = l->outputs;
     int64_t pairs = inputs / 2, blocks = (outputs + LANES - 1) / LANES;
     int64_t groups = (blocks + PANELS - 1) / PANELS;
-    (void)threads;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    for (int64_t start = 0; start < rows; start += BLOCK) {
+    EACH(t, piece, (rows + BLOCK - 1) / BLOCK * groups) {
+        int64_t start = piece / groups * BLOCK, first = piece % groups * PANELS;
         int64_t end = start + BLOCK < rows ? start + BLOCK : rows;
-#pragma omp for schedule(static) nowait
-        for (int64_t g = 0; g < groups; g++) {
-            int64_t first = g * PANELS;
-            int panels = (int)(blocks - first < PANELS ? blocks - first : PANELS);
-            const uint16_t *panel = packed + first * pairs * 2 * LANES;
-            const float *b = bias == NULL ? NULL : bias + first * LANES;
-            for (int64_t r = start; r < end; r += ROWS) {
-                int count = (int)(end - r < ROWS ? end - r : ROWS);
-                tile_any(x + r * inputs, inputs, panel, pairs, b, out + r * outputs + first * LANES,
-                         outputs, outputs - first * LANES, count, panels);
-            }
+        int panels = (int)(blocks - first < PANELS ? blocks - first : PANELS);
+        const uint16_t *panel = l->packed + first * pairs * 2 * LANES;
+        const float *b = l->bias == NULL ? NULL : l->bias + first * LANES;
+        for (int64_t r = start; r < end; r += ROWS) {
+            int count = (int)(end - r < ROWS ? end - r : ROWS);
+            tile_any(l->x + r * inputs, inputs, panel, pairs, b,
+                     l->out + r * outputs + first * LANES, outputs, outputs - first * LANES, count,
+                     panels);
         }
     }
+}
+
+static void alone_or_helped(team *t, void *arguments) { linear_part(t, arguments); }
+
+/* The same for a layer by itself. Returns 0, or 1 if memory ran out. */
+int linear_bfloat16(const uint16_t *x, int64_t rows, int64_t inputs, const uint16_t *packed,
+                    const float *bias, int64_t outputs, uint16_t *out, int32_t threads) {
+    linear l = {x, rows, inputs, packed, bias, outputs, out};
+    return team_run(threads, 1, alone_or_helped, &l);
 }
 
 /* Packs weight [out][in], bfloat16, dense. `packed` has room for out rounded up to 16. */

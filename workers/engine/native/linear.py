@@ -54,7 +54,7 @@ class PackedWeight:
         """Rows [R, in] to [R, out], bfloat16; each output is rounded once."""
         rows = rows.contiguous()
         out = torch.empty(rows.shape[0], self.out_features, dtype=torch.bfloat16)
-        self._library.linear_bfloat16(
+        failed = self._library.linear_bfloat16(
             ctypes.c_void_p(rows.data_ptr()),
             ctypes.c_int64(rows.shape[0]),
             ctypes.c_int64(self.in_features),
@@ -64,6 +64,8 @@ class PackedWeight:
             ctypes.c_void_p(out.data_ptr()),
             torch.get_num_threads(),
         )
+        if failed:
+            raise MemoryError(f"a linear layer over {rows.shape[0]} rows: no memory")
         return out
 
 

@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 
@@ -71,6 +75,30 @@ INLINE float horizontal_max(vec x) {
     float max = x[0];
     for (int lane = 1; lane < LANES; lane++) max = x[lane] > max ? x[lane] : max;
     return max;
+}
+
+/* sum + w[even] * x[even] + w[odd] * x[odd], in each of sixteen lanes; both hold two bfloat16. */
+INLINE vec add_pairs(vec sum, uvec weights, uint32_t pair) {
+#ifdef __AVX512BF16__
+    __m512 s;
+    __m512i w;
+    memcpy(&s, &sum, sizeof s);
+    memcpy(&w, &weights, sizeof w);
+    s = _mm512_dpbf16_ps(s, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int32_t)pair));
+    memcpy(&sum, &s, sizeof s);
+    return sum;
+#else
+    uint32_t low = pair << 16, high = pair & 0xffff0000u;
+    float even, odd;
+    memcpy(&even, &low, 4);
+    memcpy(&odd, &high, 4);
+    uvec shifted = weights << 16, masked = weights & 0xffff0000u;
+    vec w0, w1;
+    memcpy(&w0, &shifted, sizeof w0);
+    memcpy(&w1, &masked, sizeof w1);
+    sum = sum + w0 * even;
+    return sum + w1 * odd;
+#endif
 }
 
 /* exp for x <= 0, to about one unit in the last place; below -87 it is 0. */

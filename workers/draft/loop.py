@@ -102,9 +102,9 @@ class DraftLoop:
 
     def _run(self) -> None:
         if self._num_threads:
-            import torch
+            from workers.engine.threads import use_threads
 
-            torch.set_num_threads(self._num_threads)
+            use_threads(self._num_threads)
         growing: dict[DraftSession, None] = {}
         while True:
             with self._condition:

@@ -1,5 +1,6 @@
 """The gRPC server of a worker: its port, its health, its end."""
 
+import gc
 import os
 import secrets
 import socket
@@ -38,6 +39,9 @@ class WorkerServer:
         """Listen; `address` is set afterwards."""
         bound = self._server.add_insecure_port(f"{LOOPBACK}:{port}")
         self.address = f"{LOOPBACK}:{bound}"
+        # What was loaded lives as long as the process: the collector need not walk through it again.
+        gc.collect()
+        gc.freeze()
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch
+from workers.engine.threads import use_threads
 from workers.rpc import messages as m
 from workers.target.counters import Counters
 from workers.target.scheduler import Scheduler, Work
@@ -48,6 +47,7 @@ class TargetLoop:
         self._closed: list[TargetSession] = []
         self._awake = False
         self._waited = False
+        self._ended = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="target-loop", daemon=True)
 
@@ -88,8 +88,7 @@ class TargetLoop:
             self._condition.notify()
 
     def _run(self) -> None:
-        if self._threads:
-            torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         while self._wait():
             work = self._scheduler.plan()
             if not work:
@@ -140,8 +139,9 @@ class TargetLoop:
         started = time.monotonic()
         waited, self._waited = self._waited, False
         decoding = [item.session for item in work if item.session.decoding]
-        ready = max((session.ready_since for session in decoding), default=started)
-        idle_s = max(0.0, started - ready)
+        ready = [session.ready_since for session in decoding] or [started]
+        idle_s = max(0.0, started - max(ready))
+        since = max(self._ended, min(ready))
         rows = RowBatch([item.rows for item in work])
         results: list[tuple[TargetSession, Any]] = []
         logits = self._model.forward(rows)
@@ -179,12 +179,19 @@ class TargetLoop:
             self._scheduler.stepped(session)
             if session.finished is not None:
                 results.append((session, session.finished))
+        self._ended = time.monotonic()
         if decoding:
             committed = sum(
                 len(message.tokens) for _, message in results if isinstance(message, m.Committed)
             )
-            seconds = time.monotonic() - started
-            policy.stepped(rows.num_rows, idle_s, seconds, len(decoding), committed)
+            policy.stepped(
+                rows.num_rows,
+                idle_s,
+                self._ended - started,
+                self._ended - since,
+                len(decoding),
+                committed,
+            )
         return results
 
     def _count(

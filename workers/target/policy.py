@@ -87,14 +87,19 @@ class Policy:
             self._counters.nodes_priced_out += len(tree) - count
         return selected
 
-    def stepped(self, rows: int, idle_s: float, seconds: float, sessions: int, tokens: int) -> None:
-        """A step is over that began `idle_s` after its `sessions` were ready; they committed `tokens`."""
+    def stepped(
+        self, rows: int, idle_s: float, seconds: float, since_s: float, sessions: int, tokens: int
+    ) -> None:
+        """A step is over that began `idle_s` after its `sessions` were ready; they committed `tokens`.
+
+        `since_s` have gone by since the step before, or since any of them was ready.
+        """
         # Between one answer and the next the load is what it was.
         self._load = max(float(sessions), self._load - _LOAD_FALLS)
         if self._rows == sessions and self._speculating:
             # Steps that read prompts, or whose answers do without drafts, say nothing of drafting.
-            plain = self.times(sessions, self._context) / self.times.drift
-            self._trial().stepped(tokens / sessions, (idle_s + seconds) / plain)
+            plain = self.times(round(self._load), self._context) / self.times.drift
+            self._trial().stepped(tokens, since_s / plain)
         self.times.observe(rows, self._context, seconds)
         self._idle_s += _IDLE_RATE * (min(idle_s, seconds) - self._idle_s)
 
@@ -113,7 +118,11 @@ class Policy:
     def _trial(self) -> Trial:
         """The turns at about the load of now."""
         load = round(self._load)
-        return self._trials.setdefault(load.bit_length(), Trial(load))
+        size = load.bit_length()
+        if size not in self._trials:
+            below = self._trials.get(max((s for s in self._trials if s < size), default=0))
+            self._trials[size] = Trial(load, below is not None and below.loses)
+        return self._trials[size]
 
     def price(self, sessions: int) -> tuple[float, float]:
         """(price of a row in tokens, pace in tokens per second and session) for those that decode."""

@@ -22,6 +22,7 @@ from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
 from workers.engine.model import Model
 from workers.engine.prefix_cache import PrefixCache
+from workers.engine.threads import use_threads
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
 from workers.rpc import messages as m
@@ -53,8 +54,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
 
         Slow; raises CheckpointError or ValueError if the model cannot be served.
         """
-        if config.num_threads:
-            torch.set_num_threads(config.num_threads)
+        use_threads(config.num_threads)
         folder = checkpoint.resolve(config.model)
         self._model = load_model(folder, config.dtype, config.device)
         if config.features is not None:

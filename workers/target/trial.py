@@ -4,39 +4,45 @@ Predictions know rows and waits. They do not know what drafting takes from a tar
 memory bus or a process with it: that shows only where steps are measured with and without.
 """
 
+import math
 from typing import Final
 
 FIRST_OFF: Final = 12
 OFF: Final = 8
-FIRST_ON: Final = 64
+FIRST_ON: Final = 256
 ON: Final = 256
 _UNSETTLED: Final = 3
 _PAUSE: Final = 128
-_LONGEST_PAUSE: Final = 2048
+_LONGEST_PAUSE: Final = 4096
 _LOSING: Final = 0.98
+_MAY_COST: Final = 0.01
+_LEAST_SAMPLES: Final = 64
+_DOUBT: Final = 0.15
 _RATE: Final = 0.3
 
 
 class Trial:
     """One load's turns; `on` says whether drafting is to be asked for now.
 
-    It begins off, for a few steps, goes on, and is off again for a few steps now and then. Where a turn with
-    drafting committed fewer tokens a second than those without, it stays off for 128, 256, … 2048 steps. Of
-    many `sessions` few steps say enough.
+    It begins off, for a few steps, goes on, and is off again for a few steps now and then. A turn with drafting
+    that commits fewer tokens a second than those without ends, the sooner the clearer that is; then it stays
+    off for so long that what the turn lost is a hundredth of it, and twice as long each time. Of many
+    `sessions` few steps say enough. Where drafting `loses_below`, at a lower load, it begins with a pause.
     """
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, sessions: int, loses_below: bool = False) -> None:
         self.on = False
-        self._first_on = max(8, FIRST_ON // sessions)
-        self._left = FIRST_OFF
+        self.loses = loses_below
+        self._sessions = sessions
+        self._left = _PAUSE if loses_below else FIRST_OFF
         self._has_won = False
         self._unsettled = 0
         self._pause = _PAUSE
         self._plain: float | None = None
-        self._tokens = self._time = 0.0
+        self._tokens = self._time = self._steps = 0.0
 
     def stepped(self, tokens: float, time: float) -> None:
-        """A step committed so many tokens a session, in `time`, whose unit is a plain step's prediction."""
+        """A step committed so many tokens, `time` after the last one; its unit is a plain step's prediction."""
         self._left -= 1
         if self._unsettled:
             # What was asked for before the turn is still on its way.
@@ -44,23 +50,40 @@ class Trial:
         elif self.on:
             self._tokens += tokens
             self._time += time
+            self._steps += 1
         else:
+            rate = tokens / time
             self._plain = (
-                time if self._plain is None else self._plain + _RATE * (time - self._plain)
+                rate if self._plain is None else self._plain + _RATE * (rate - self._plain)
             )
-        if self._left <= 0:
+        if self._left <= 0 or self._loses_clearly():
             self._turn()
 
+    @property
+    def _gain(self) -> float:
+        if self._plain is None or not self._time:
+            return 1.0
+        return self._tokens / self._time / self._plain
+
+    def _loses_clearly(self) -> bool:
+        samples = self._steps * self._sessions
+        if not self.on or samples < _LEAST_SAMPLES:
+            return False
+        return self._gain < _LOSING - _DOUBT * math.sqrt(_LEAST_SAMPLES / samples)
+
     def _turn(self) -> None:
-        won = True
-        if self.on and self._plain is not None and self._time:
-            won = self._tokens / self._time * self._plain >= _LOSING
         if self.on:
-            self._has_won = won
-            self._left = OFF if won else self._pause
-            self._pause = _PAUSE if won else min(2 * self._pause, _LONGEST_PAUSE)
+            self._has_won = self._gain >= _LOSING
+            self.loses = not self._has_won
+            lost = (1 - self._gain) * self._time
+            pause = min(max(self._pause, int(lost / _MAY_COST)), _LONGEST_PAUSE)
+            self._left = OFF if self._has_won else pause
+            self._pause = _PAUSE if self._has_won else 2 * pause
+            kept = 0.5 if self._has_won else 0.0
+            self._tokens, self._time = kept * self._tokens, kept * self._time
+            self._steps *= kept
         else:
-            self._left = ON if self._has_won else self._first_on + _UNSETTLED
+            first = max(16, FIRST_ON // self._sessions)
+            self._left = _UNSETTLED + (ON if self._has_won else first)
         self.on = not self.on
         self._unsettled = _UNSETTLED
-        self._tokens = self._time = 0.0

@@ -41,9 +41,10 @@ format: setup ## Format the code
 proto: setup ## Regenerate the modules of protos/
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-bench-peers: setup ## Rivals beside us, each in an environment of its own: engines in process, then servers
-	$(BIN)/python -m loadtest.peers engines --config $(CONFIG) --pip-flags="$(PIP_FLAGS)"
-	$(BIN)/python -m loadtest.peers servers --config $(CONFIG) --pip-flags="$(PIP_FLAGS)"
+bench-peers: setup ## Rivals beside us, each in an environment of its own: steps, engines, servers (50 minutes)
+	for part in steps engines servers; do \
+	  $(BIN)/python -m loadtest.peers $$part --config $(CONFIG) --pip-flags="$(PIP_FLAGS)" || exit 1; \
+	done
 
 PROMPTS ?= loadtest/prompts/six_kinds.jsonl
 bench: setup ## Speculation on and off through the front door: make bench [PROMPTS=path]

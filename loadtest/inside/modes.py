@@ -79,8 +79,8 @@ async def record(
     """What the target answers, behind each prompt."""
     recorded = []
     for prompt in tqdm(prompts, desc="recording", unit="answer"):
-        tokens, _, _ = await inside.answer(request(prompt, None, options))
-        recorded.append([*prompt, *tokens])
+        answer = await inside.answer(request(prompt, None, options))
+        recorded.append([*prompt, *answer.tokens])
     return recorded
 
 
@@ -95,13 +95,13 @@ async def measure(
     answers: dict[int, list[int]] = {}
     for number, prompt in enumerate(tqdm(prompts, desc=f"{round_trip_ms:g} ms", unit="prompt")):
         for mode in modes:
-            tokens, taken, stats = await inside.answer(request(prompt, mode, options))
-            if answers.setdefault(number, tokens) != tokens:
+            answer = await inside.answer(request(prompt, mode, options))
+            if answers.setdefault(number, answer.tokens) != answer.tokens:
                 raise AssertionError(f"prompt {number}: {mode} gave other tokens than plain")
-            seconds[mode] += taken
-            rounds[mode] += stats.rounds
-            committed[mode] += stats.committed_tokens
-            hits[mode].append(stats.hit_rate)
+            seconds[mode] += answer.rest_s
+            rounds[mode] += answer.stats.rounds
+            committed[mode] += answer.stats.committed_tokens
+            hits[mode].append(answer.stats.hit_rate)
     step_s = seconds[None] / rounds[None]
     rows = []
     for mode in modes:

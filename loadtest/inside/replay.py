@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-import time
+import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,7 +32,7 @@ class ReplayDrafter(TreeDrafter[ReplaySession]):
     """Guesses what a recorded sequence goes on with; its first guess is right with `acceptance`.
 
     Whether it is depends on the position alone, so all modes meet the same luck. A pass takes `pass_s`
-    seconds, in which it sleeps.
+    seconds, in which it sleeps, or until `woken` is set.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class ReplayDrafter(TreeDrafter[ReplaySession]):
         super().__init__(pool, 1 << 20, None, width, steps, 0.02)
         self._recorded = [list(tokens) for tokens in recorded]
         self._vocab_size = vocab_size
-        self._seconds = pass_s
+        self.pass_s = pass_s
+        self.woken = threading.Event()
         left = 1.0 - acceptance
         self._law = (acceptance, *(share * left for share in _LATER))
 
@@ -74,7 +75,7 @@ class ReplayDrafter(TreeDrafter[ReplaySession]):
 
     def run(self, work: Sequence[tuple[ReplaySession, SequenceRows]]) -> torch.Tensor:
         """See TreeDrafter."""
-        time.sleep(self._seconds)
+        self.woken.wait(self.pass_s)
         prefixes = []
         for session, rows in work:
             if rows.parents is None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -98,6 +99,16 @@ class LocalPool:
             await self._connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer: the seconds to its first token, and from there to its last."""
+
+    tokens: list[int]
+    first_s: float
+    rest_s: float
+    stats: RequestStats
+
+
 class Inside:
     """Generations of the workers here."""
 
@@ -107,8 +118,8 @@ class Inside:
         self._drafts = drafts
         self._records = Records()
 
-    async def answer(self, request: GenerationRequest) -> tuple[list[int], float, RequestStats]:
-        """The answer's tokens, the seconds from its first to its last, and its statistics."""
+    async def answer(self, request: GenerationRequest) -> Answered:
+        """One answer."""
         generation = Generation(
             request,
             self._targets,  # type: ignore[arg-type]
@@ -118,12 +129,12 @@ class Inside:
             ended=lambda stats: None,
         )
         tokens: list[int] = []
-        began = 0.0
+        asked, began = time.perf_counter(), 0.0
         async for piece in generation.pieces():
             if not tokens:
                 began = time.perf_counter()
             tokens += piece.tokens
-        return tokens, time.perf_counter() - began, generation.stats
+        return Answered(tokens, began - asked, time.perf_counter() - began, generation.stats)
 
 
 def app_config(path: Path) -> AppConfig:

@@ -296,7 +296,7 @@ def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description="Servers side by side")
     parser.add_argument("--prompts", type=Path, default=Path("loadtest/prompts/six_kinds.jsonl"))
-    parser.add_argument("--per-kind", type=int, default=4, help="prompts of each kind")
+    parser.add_argument("--per-kind", type=int, default=2, help="prompts of each kind")
     parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--turns", type=int, default=2)

@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description="Steps and prompts of engines, side by side")
     parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--pip-flags", default="", help="for pip, for example --index-url …")
     parser.add_argument("--out", type=Path, default=Path("out/peers"))
     options = parser.parse_args(arguments)

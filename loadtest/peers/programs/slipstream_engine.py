@@ -39,9 +39,9 @@ async def answer(inside: Inside, asked: dict[str, Any], speculation: Speculation
     )
     return {
         "seconds": time.perf_counter() - started,
-        "tokens": [tokens for tokens, _, _ in answers],
-        "rounds": sum(stats.rounds for _, _, stats in answers),
-        "drafted": sum(stats.draft_tokens for _, _, stats in answers),
+        "tokens": [answer.tokens for answer in answers],
+        "rounds": sum(answer.stats.rounds for answer in answers),
+        "drafted": sum(answer.stats.draft_tokens for answer in answers),
     }
 
 

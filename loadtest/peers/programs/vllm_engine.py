@@ -14,7 +14,6 @@ import torch
 import vllm  # type: ignore[import-not-found]
 from vllm import LLM, SamplingParams
 
-
 PASSED = ("max_tokens", "temperature", "ignore_eos")
 
 

@@ -24,10 +24,10 @@ _RATE: Final = 0.3
 class Trial:
     """One load's turns; `on` says whether drafting is to be asked for now.
 
-    It begins off, for a few steps, goes on, and is off again for a few steps now and then. A turn with drafting
-    that commits fewer tokens a second than those without ends, the sooner the clearer that is; then it stays
-    off for so long that what the turn lost is a hundredth of it, and twice as long each time. Of many
-    `sessions` few steps say enough. Where drafting `loses_below`, at a lower load, it begins with a pause.
+    It begins off, for a few steps, goes on, and is off again for a few steps now and then. A turn with
+    drafting that commits fewer tokens a second than those without ends, the sooner the clearer that is; then
+    it stays off for so long that what the turn lost is a hundredth of it, and twice as long each time. Of
+    many `sessions` few steps say enough. Where drafting `loses_below`, at a lower load, it begins with a pause.
     """
 
     def __init__(self, sessions: int, loses_below: bool = False) -> None:
@@ -42,7 +42,7 @@ class Trial:
         self._tokens = self._time = self._steps = 0.0
 
     def stepped(self, tokens: float, time: float) -> None:
-        """A step committed so many tokens, `time` after the last one; its unit is a plain step's prediction."""
+        """A step committed so many tokens, `time` after the last one, in predicted times of plain steps."""
         self._left -= 1
         if self._unsettled:
             # What was asked for before the turn is still on its way.

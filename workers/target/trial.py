@@ -27,7 +27,8 @@ class Trial:
     It begins off, for a few steps, goes on, and is off again for a few steps now and then. A turn with
     drafting that commits fewer tokens a second than those without ends, the sooner the clearer that is; then
     it stays off for so long that what the turn lost is a hundredth of it, and twice as long each time. Of
-    many `sessions` few steps say enough. Where drafting `loses_below`, at a lower load, it begins with a pause.
+    many `sessions` few steps say enough. Where drafting `loses_below`, at a lower load, it begins with a
+    pause.
     """
 
     def __init__(self, sessions: int, loses_below: bool = False) -> None:

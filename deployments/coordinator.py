@@ -278,8 +278,10 @@ class Coordinator:
                 f"max_draft_tokens must be from 0 to {limits.MAX_TREE_NODES}, not {wanted}",
                 "speculation.max_draft_tokens",
             )
+        if not options.enabled or not wanted:
+            return Speculation()
         return Speculation(
-            drafters=tuple(names) if options.enabled else (),
+            drafters=tuple(names),
             max_draft_tokens=min(wanted, allowed),
             tree=options.tree,
             auto=auto,

@@ -357,6 +357,7 @@ class Generation:
             max_nodes=self.request.speculation.max_draft_tokens,
             chain=not self.request.speculation.tree,
             mode=self.request.speculation.mode,
+            insists=not self.request.speculation.auto,
         )
 
     def _open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:

@@ -112,6 +112,17 @@ async def test_what_one_step_has_no_room_for_the_next_one_verifies() -> None:
         await h.idle()
 
 
+@pytest.mark.parametrize("asked", [{"enabled": False}, {"max_draft_tokens": 0}, {}])
+async def test_answers_without_drafts_say_nothing_of_drafting(asked: dict[str, object]) -> None:
+    """Else the target compares plain steps with plain steps, and rests."""
+    made = drafter(tiny.llama(), steps=2)
+    async with harness(tiny.llama(), made, patient=False) as h, http_client(h) as client:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "speculation": asked}
+        (await client.post("/v1/completions", json=body)).raise_for_status()
+        learnt = h.target._scheduler.policy._trial()._plain is not None
+        assert learnt == (asked == {})
+
+
 async def test_metrics_show_what_happened(tmp_path: Path) -> None:
     made = drafter(tiny.llama(), steps=2)
     async with harness(tiny.llama(), made, slow=LONG) as h, http_client(h) as client:

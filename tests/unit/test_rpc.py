@@ -33,6 +33,7 @@ MESSAGES = [
                 epoch=1,
                 key_id="k",
                 patience_ms=1.5,
+                insists=True,
             ),
             m.OpenTarget("l", (1,), 1, SamplingParams(seed=2**63 - 1), StopRules(1)),
             m.Propose("eagle", 7, TREE),

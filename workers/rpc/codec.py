@@ -274,6 +274,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         max_nodes=message.max_nodes,
         chain=message.chain,
         mode=message.mode.upper(),
+        insists=message.insists,
     )
 
 
@@ -307,6 +308,7 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         max_nodes=min(message.max_nodes, limits.MAX_TREE_NODES),
         chain=message.chain,
         mode=_decode_mode(message.mode),
+        insists=message.insists,
     )
 
 

@@ -63,6 +63,7 @@ class OpenTarget:
     max_nodes: int = 0
     chain: bool = False
     mode: Mode = DEFAULT_MODE
+    insists: bool = False
 
 
 @dataclass(frozen=True, slots=True)

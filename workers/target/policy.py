@@ -27,7 +27,7 @@ class Policy:
         self._plain_s = self._cut.seconds
         self._trials: dict[int, Trial] = {}
         self._load = 1.0
-        self._speculating = False
+        self._follow = self._insist = False
         self._idle_s = 0.0
         self._rows = 1
         self._context = 0.0
@@ -64,7 +64,9 @@ class Policy:
             session: session.candidates() for session in sessions if session.proposals.affordable
         }
         self._rows, self._context = len(sessions) + other_rows, _context(sessions)
-        self._speculating = any(session.request.max_nodes for session in sessions)
+        drafted = [session.request for session in sessions if session.request.max_nodes]
+        self._insist = any(request.insists for request in drafted)
+        self._follow = not all(request.insists for request in drafted)
         scores = _scores(trees.values())
         self._cut = best_cut(
             scores[:most],
@@ -96,10 +98,11 @@ class Policy:
         """
         # Between one answer and the next the load is what it was.
         self._load = max(float(sessions), self._load - _LOAD_FALLS)
-        if self._rows == sessions and self._speculating:
-            # Steps that read prompts, or whose answers do without drafts, say nothing of drafting.
+        if self._rows == sessions and self._follow:
+            # Steps that read prompts, or whose answers do without drafts, say nothing of drafting; nor do
+            # those in which somebody is drafted whatever the trial says.
             plain = self.times(round(self._load), self._context) / self.times.drift
-            self._trial().stepped(tokens, since_s / plain)
+            self._trial().stepped(tokens, since_s / plain, tells=not self._insist)
         self.times.observe(rows, self._context, seconds)
         self._idle_s += _IDLE_RATE * (min(idle_s, seconds) - self._idle_s)
 

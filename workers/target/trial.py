@@ -13,7 +13,8 @@ FIRST_ON: Final = 256
 ON: Final = 256
 _UNSETTLED: Final = 3
 _PAUSE: Final = 128
-_LONGEST_PAUSE: Final = 4096
+_LONGEST_PAUSES: Final = (256, 1024, 4096)
+_WARM_UP: Final = 32
 _LOSING: Final = 0.98
 _MAY_COST: Final = 0.01
 _LEAST_SAMPLES: Final = 64
@@ -26,9 +27,9 @@ class Trial:
 
     It begins off, for a few steps, goes on, and is off again for a few steps now and then. A turn with
     drafting that commits fewer tokens a second than those without ends, the sooner the clearer that is; then
-    it stays off for so long that what the turn lost is a hundredth of it, and twice as long each time. Of
-    many `sessions` few steps say enough. Where drafting `loses_below`, at a lower load, it begins with a
-    pause.
+    it stays off for so long that what the turn lost is a hundredth of it, but no longer than 256 steps the
+    first time, 1024 the second, and then 4096. Of many `sessions` few steps say enough. Where drafting
+    `loses_below`, at a lower load, it begins with a pause.
     """
 
     def __init__(self, sessions: int, loses_below: bool = False) -> None:
@@ -38,16 +39,21 @@ class Trial:
         self._left = _PAUSE if loses_below else FIRST_OFF
         self._has_won = False
         self._unsettled = 0
-        self._pause = _PAUSE
+        self._losses = 0
         self._plain: float | None = None
         self._tokens = self._time = self._steps = 0.0
 
-    def stepped(self, tokens: float, time: float) -> None:
-        """A step committed so many tokens, `time` after the last one, in predicted times of plain steps."""
+    def stepped(self, tokens: float, time: float, tells: bool = True) -> None:
+        """A step committed so many tokens, `time` after the last one, in predicted times of plain steps.
+
+        One that does not tell of drafting, or of its absence, only passes.
+        """
         self._left -= 1
         if self._unsettled:
             # What was asked for before the turn is still on its way.
             self._unsettled -= 1
+        elif not tells:
+            pass
         elif self.on:
             self._tokens += tokens
             self._time += time
@@ -76,10 +82,10 @@ class Trial:
         if self.on:
             self._has_won = self._gain >= _LOSING
             self.loses = not self._has_won
-            lost = (1 - self._gain) * self._time
-            pause = min(max(self._pause, int(lost / _MAY_COST)), _LONGEST_PAUSE)
-            self._left = OFF if self._has_won else pause
-            self._pause = _PAUSE if self._has_won else 2 * pause
+            pause = int((1 - self._gain) * self._time / _MAY_COST)
+            longest = _LONGEST_PAUSES[min(self._losses, len(_LONGEST_PAUSES) - 1)]
+            self._left = OFF if self._has_won else min(max(_PAUSE, pause), longest)
+            self._losses = 0 if self._has_won else self._losses + 1
             kept = 0.5 if self._has_won else 0.0
             self._tokens, self._time = kept * self._tokens, kept * self._time
             self._steps *= kept
@@ -87,4 +93,6 @@ class Trial:
             first = max(16, FIRST_ON // self._sessions)
             self._left = _UNSETTLED + (ON if self._has_won else first)
         self.on = not self.on
-        self._unsettled = _UNSETTLED
+        # Drafters that have never run here are slow, and know nothing of their own guesses yet.
+        warming_up = self.on and not self._has_won and not self._losses
+        self._unsettled = max(_UNSETTLED, _WARM_UP // self._sessions) if warming_up else _UNSETTLED

@@ -37,7 +37,10 @@ class StepTimes:
         long = _rising([measured[rows, contexts[-1]] for rows in self._rows])
         span = max(1, contexts[-1] - contexts[0])
         self._seconds = short
-        self._per_token = [max(0.0, b - a) / span for a, b in zip(short, long, strict=True)]
+        # Rising, too, or far behind the longer context more rows would take less time.
+        self._per_token = _rising(
+            [max(0.0, b - a) / span for a, b in zip(short, long, strict=True)]
+        )
         self.drift = 1.0
 
     def __call__(self, rows: int, context: float) -> float:

@@ -87,3 +87,19 @@ def test_of_many_nobody_waits_for_one_but_all_for_all() -> None:
     assert best_wait(cut, [Arrival(0.004, 1.0)] * 8) == 0.004
     # The last straggler is not waited for.
     assert best_wait(cut, [Arrival(0.004, 1.0)] * 7 + [Arrival(0.03, 1.0)]) == 0.004
+
+
+def test_no_row_is_ever_worth_less_than_nothing() -> None:
+    """Whatever noise the table was measured with, and far beyond its contexts."""
+    numbers = random.Random(1)
+    for _ in range(50):
+        measured = {
+            (rows, context): numbers.uniform(0.01, 0.02)
+            for rows in (1, 2, 4, 8, 16)
+            for context in (64, 1024)
+        }
+        times = StepTimes(measured)
+        for context in (0, 64, 500, 1024, 8000):
+            for rows in range(1, 40):
+                assert times(rows + 1, context) >= times(rows, context)
+                assert price_of_a_row(100.0, rows, context, times) >= 0.0

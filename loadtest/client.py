@@ -62,7 +62,8 @@ async def ask_all(
     """Seconds, and the answers in the bodies' order: each client asks as soon as it has its last answer."""
     answers: dict[int, Answer] = {}
     numbers = iter(range(len(bodies)))
-    limits = httpx.Limits(max_connections=at_once)
+    # Some servers close a connection after some requests: each gets its own.
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=0)
 
     async def work(client: httpx.AsyncClient) -> None:
         for number in numbers:

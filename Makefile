@@ -8,7 +8,7 @@ PROTOS  := protos/inference.proto protos/speculation.proto
 PIP_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint format proto bench bench-peers
+.PHONY: help setup serve test test-all lint format proto bench bench-peers gpu-check
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,6 +45,10 @@ bench-peers: setup ## Rivals beside us, each in an environment of its own: steps
 	for part in steps engines servers; do \
 	  $(BIN)/python -m loadtest.peers $$part --config $(CONFIG) --pip-flags="$(PIP_FLAGS)" || exit 1; \
 	done
+
+gpu-check: setup ## Whether this machine's GPU serves well: make gpu-check [MODEL=folder] [DRAFT=folder]
+	$(BIN)/python -m workers.engine.device_check --device cuda \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(DRAFT),--draft $(DRAFT))
 
 PROMPTS ?= loadtest/prompts/six_kinds.jsonl
 bench: setup ## Speculation on and off through the front door: make bench [PROMPTS=path]

@@ -115,6 +115,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--draft", type=Path, help="a draft model's folder, timed beside it")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch {torch.__version__} finds no CUDA device")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"device: {name}, torch {torch.__version__}")
     # Raises where rows of chunks, of company or of trees are not what transformers says.

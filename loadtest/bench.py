@@ -241,11 +241,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = [Setting("")]
     settings += [Setting(drafters, rows) for rows in options.rows for drafters in options.drafters]
     options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        answers = Kept(options.out / "answers.jsonl", Sample, _identity(options))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    answers = Kept(options.out / "answers.jsonl", Sample, _identity(options))
     with running_server(options.url, options.config, options.out / "server.log") as base:
         measure(base, prompts, settings, answers, options)
     rows = rows_of(prompts, settings, answers.items)

@@ -1,6 +1,7 @@
 """Results that outlive a run that is broken off: one JSON object a line, behind one of the run's options."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,7 @@ class Kept(Generic[T]):
     """The results so far, dataclasses of one kind; their lists come back as tuples."""
 
     def __init__(self, file: Path, kind: type[T], options: dict[str, Any]) -> None:
-        """Raises ValueError if the file is of a run with other options."""
+        """Ends the process, with status 2 and the reason, if the file is of a run with other options."""
         self.items: list[T] = []
         self._file = file
         self._kind = kind
@@ -21,7 +22,9 @@ class Kept(Generic[T]):
             return
         first, *lines = file.read_text().splitlines()
         if json.loads(first) != json.loads(json.dumps(options)):
-            raise ValueError(f"{file} is of another run, {first}: remove it or take another --out")
+            reason = f"{file} is of another run, {first}: remove it or take another --out"
+            print(f"error: {reason}", file=sys.stderr)
+            sys.exit(2)
         self.items = [self._read(line) for line in lines]
 
     def add(self, item: T) -> None:

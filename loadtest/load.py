@@ -165,11 +165,7 @@ def main(arguments: Sequence[str]) -> int:
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
     }
-    try:
-        kept = Kept(options.out / "runs.jsonl", Run, identity)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    kept = Kept(options.out / "runs.jsonl", Run, identity)
     done = {(run.at_once, run.setting, run.turn) for run in kept.items}
     with running_server(options.url, options.config, options.out / "server.log") as base:
         for setting in (OFF, ON):  # warm-up, and the prompts into the prefix cache

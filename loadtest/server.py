@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -31,14 +31,22 @@ def running_server(url: str | None, config: Path, log: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def started(argv: Sequence[str], base: str, log: Path) -> Iterator[None]:
+def started(
+    argv: Sequence[str], base: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """A server of anybody's that answers /health at `base`, stopped again afterwards.
+
+    `environment` is added to ours.
 
     Raises RuntimeError with the end of the log if it does not come up in three minutes.
     """
     with log.open("w") as stream:
         process = subprocess.Popen(
-            argv, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         try:
             _wait(base, process, log)

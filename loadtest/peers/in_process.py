@@ -15,7 +15,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,17 @@ from tqdm import tqdm
 
 from loadtest import report
 from loadtest.kept import Kept
-from loadtest.peers.rivals import OURS, PROGRAMS, even_config, interpreter, ours
-from loadtest.prompts_file import Prompt, read
+from loadtest.peers.rivals import (
+    OURS,
+    PROGRAMS,
+    add_options,
+    add_questions,
+    even_config,
+    interpreter,
+    ours,
+    questions,
+)
+from loadtest.prompts_file import Prompt
 
 REFERENCE: Final = "transformers"
 BASE: Final = "vLLM"
@@ -289,41 +297,26 @@ def table_of(
 def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description="Engines in process, side by side")
-    parser.add_argument("--prompts", type=Path, default=Path("loadtest/prompts/six_kinds.jsonl"))
-    parser.add_argument("--per-kind", type=int, default=4, help="prompts of each kind")
-    parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
+    add_options(parser)
+    add_questions(parser)
     parser.add_argument("--at-once", type=int, nargs="*", default=[2, 4, 8, 16, 32, 64])
-    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--only", nargs="+", help="names of engines")
-    parser.add_argument("--pip-flags", default="", help="for pip, for example --index-url …")
-    parser.add_argument("--out", type=Path, default=Path("out/peers"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    prompts = read(options.prompts, options.per_kind)
     config = even_config(options.config, options.out / "slipstream.yaml")
+    prompts, ids, identity = questions(config, options)
     chosen = [
         engine
         for engine in engines(config, ours("--folder", str(config)))
         if not options.only or engine.name in options.only
     ]
-    texts = json.dumps([prompt.text for prompt in prompts])
-    ids: list[list[int]] = json.loads(ours("--encode", str(config), given=texts))
     blocks = {1: [[tokens] for tokens in ids]}
     for at_once in options.at_once:
         cycled = [ids[n % len(ids)] for n in range(max(at_once, len(ids) // at_once * at_once))]
         blocks[at_once] = [
             cycled[n : n + at_once] for n in range(0, len(cycled) - at_once + 1, at_once)
         ]
-    identity = {
-        "prompts": options.prompts.name,
-        "per_kind": options.per_kind,
-        "max_tokens": options.max_tokens,
-    }
-    try:
-        kept = Kept(options.out / ANSWERS, Sample, identity)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    kept = Kept(options.out / ANSWERS, Sample, identity)
     with all_running(chosen, options.out, options.pip_flags) as running:
         measure(running, blocks, kept, options.max_tokens)
         about = {name: {"argv": each.argv, **each.about} for name, each in running.items()}

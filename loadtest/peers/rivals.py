@@ -1,13 +1,17 @@
 """Environments of the rivals, and what all runs share: our config, and what our program says of it."""
 
+import argparse
+import json
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
+
+from loadtest.prompts_file import Prompt, read
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
 OURS: Final = "slipstream_engine"
@@ -54,6 +58,35 @@ def ours(*arguments: str, given: str = "") -> str:
     command = [sys.executable, "-m", f"loadtest.peers.programs.{OURS}", *arguments]
     result = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     return result.stdout.strip().splitlines()[-1]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every part takes."""
+    parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
+    parser.add_argument("--pip-flags", default="", help="for pip, for example --index-url …")
+    parser.add_argument("--out", type=Path, default=Path("out/peers"))
+
+
+def add_questions(parser: argparse.ArgumentParser) -> None:
+    """What the parts take that ask the same: one reads what engines answered in the run of the other."""
+    parser.add_argument("--prompts", type=Path, default=Path("loadtest/prompts/six_kinds.jsonl"))
+    parser.add_argument("--per-kind", type=int, default=2, help="prompts of each kind")
+    parser.add_argument("--max-tokens", type=int, default=128)
+
+
+def questions(
+    config: Path, options: argparse.Namespace
+) -> tuple[list[Prompt], list[list[int]], dict[str, Any]]:
+    """The prompts, their token ids, and what must be the same for a run to go on."""
+    prompts = read(options.prompts, options.per_kind)
+    texts = json.dumps([prompt.text for prompt in prompts])
+    ids: list[list[int]] = json.loads(ours("--encode", str(config), given=texts))
+    identity = {
+        "prompts": options.prompts.name,
+        "per_kind": options.per_kind,
+        "max_tokens": options.max_tokens,
+    }
+    return prompts, ids, identity
 
 
 def even_config(config: Path, path: Path) -> Path:

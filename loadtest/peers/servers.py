@@ -26,8 +26,18 @@ from tqdm import tqdm
 from loadtest import client, report
 from loadtest.kept import Kept
 from loadtest.peers.in_process import ANSWERS, REFERENCE, Sample
-from loadtest.peers.rivals import MAX_LEN, MAX_SEQS, PROGRAMS, even_config, interpreter, ours
-from loadtest.prompts_file import Prompt, read
+from loadtest.peers.rivals import (
+    MAX_LEN,
+    MAX_SEQS,
+    PROGRAMS,
+    add_options,
+    add_questions,
+    even_config,
+    interpreter,
+    ours,
+    questions,
+)
+from loadtest.prompts_file import Prompt
 from loadtest.server import started
 
 BASE: Final = "vLLM"
@@ -160,8 +170,7 @@ def measure(
             ]
             if wanted:
                 log = options.out / f"{names[0].split(',')[0]}-server.log"
-                os.environ.update(server.environment)
-                with started(server.argv, server.base, log):
+                with started(server.argv, server.base, log, server.environment):
                     for more in server.rows.values():  # warm-up
                         asked = bodies(prompts[:4], 1, more, 32)
                         asyncio.run(client.ask_all(server.base, client.COMPLETIONS, asked, 2))
@@ -295,36 +304,21 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description="Servers side by side")
-    parser.add_argument("--prompts", type=Path, default=Path("loadtest/prompts/six_kinds.jsonl"))
-    parser.add_argument("--per-kind", type=int, default=2, help="prompts of each kind")
-    parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
+    add_options(parser)
+    add_questions(parser)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--pip-flags", default="", help="for pip, for example --index-url …")
-    parser.add_argument("--out", type=Path, default=Path("out/peers"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    prompts = read(options.prompts, options.per_kind)
     config = even_config(options.config, options.out / "slipstream.yaml")
-    texts = json.dumps([prompt.text for prompt in prompts])
-    ids: list[list[int]] = json.loads(ours("--encode", str(config), given=texts))
-    identity = {
-        "prompts": options.prompts.name,
-        "per_kind": options.per_kind,
-        "max_tokens": options.max_tokens,
-    }
-    try:
-        kept = Kept(options.out / "servers.jsonl", Run, identity)
-        said: list[list[int]] = []
-        if (options.out / ANSWERS).exists():
-            engines = Kept(options.out / ANSWERS, Sample, identity).items
-            by_block = {s.block: s for s in engines if s.engine == REFERENCE}
-            said = [list(by_block[n].tokens[0]) for n in range(len(prompts)) if n in by_block]
-            said = said if len(said) == len(prompts) else []
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    prompts, ids, identity = questions(config, options)
+    kept = Kept(options.out / "servers.jsonl", Run, identity)
+    said: list[list[int]] = []
+    if (options.out / ANSWERS).exists():
+        engines = Kept(options.out / ANSWERS, Sample, identity).items
+        by_block = {s.block: s for s in engines if s.engine == REFERENCE and s.at_once == 1}
+        said = [list(by_block[n].tokens[0]) for n in range(len(prompts)) if n in by_block]
+        said = said if len(said) == len(prompts) else []
     chosen = servers(config, options)
     measure(chosen, ids, kept, options)
     tables, rows = [], []

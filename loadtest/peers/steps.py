@@ -10,10 +10,8 @@ take turns, question by question; medians with quartiles.
 import argparse
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from tqdm import tqdm
@@ -21,7 +19,7 @@ from tqdm import tqdm
 from loadtest import report
 from loadtest.kept import Kept
 from loadtest.peers.in_process import all_running, engines
-from loadtest.peers.rivals import even_config, ours
+from loadtest.peers.rivals import add_options, even_config, ours
 
 ENGINES: Final = ("slipstream, plain", "vLLM")
 STEPS: Final = 32
@@ -154,17 +152,11 @@ def markdown(rows: Sequence[Row]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description="Steps and prompts of engines, side by side")
-    parser.add_argument("--config", type=Path, default=Path("deployments.yaml"))
+    add_options(parser)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--pip-flags", default="", help="for pip, for example --index-url …")
-    parser.add_argument("--out", type=Path, default=Path("out/peers"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        kept = Kept(options.out / "steps.jsonl", Sample, {"steps": STEPS})
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    kept = Kept(options.out / "steps.jsonl", Sample, {"steps": STEPS})
     about = measure(options, kept)
     rows = rows_of(kept.items)
     report.write(options.out, "steps", markdown(rows), rows, engines=about)

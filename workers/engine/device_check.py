@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from workers.engine.benchmark import prefilled
 from workers.engine.loading import load_model, resolve_dtype, wrap
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch, SequenceRows
@@ -80,15 +81,10 @@ def _synchronise(device: torch.device) -> None:
 
 def step_ms(model: Model, rows: int, sequences: int) -> float:
     """A step: so many rows, siblings under an anchor, for each of so many sequences."""
-    pool = model.pool(2 * sequences * (CONTEXT + rows + 64))
     parents = [ANCHOR, *[0] * (rows - 1)]
-    caches = []
-    for _ in range(sequences):
-        kv = pool.sequence()
+    caches = prefilled(model, CONTEXT, sequences)
+    for kv in caches:
         kv.reserve(CONTEXT + rows)
-        model.forward(RowBatch([SequenceRows(kv, [5 + i % 100 for i in range(CONTEXT)])]))
-        kv.keep(range(CONTEXT))
-        caches.append(kv)
     tokens = list(range(5, 5 + rows))
 
     def run() -> None:

@@ -36,7 +36,8 @@ def main() -> None:
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=asked["max_tokens"],
                     do_sample=asked["temperature"] > 0,
-                    eos_token_id=[] if asked["ignore_eos"] else None,
+                    # None would take the model's own end away: only those who ask for that get it.
+                    **({"eos_token_id": None} if asked["ignore_eos"] else {}),
                     **options,
                 )
             tokens.append(out[0, len(prompt) :].tolist())

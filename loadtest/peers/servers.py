@@ -327,7 +327,8 @@ def main(arguments: Sequence[str]) -> int:
         lines = rows_of(names, prompts, options.at_once, kept.items, said)
         tables.append(markdown(lines))
         rows += lines
-    plot(rows, options.out / "servers.png")
+        # What has other weights stands apart in the plots, too.
+        plot(lines, options.out / ("servers-quantised.png" if quantised else "servers.png"))
     argv = {name: server.argv for server in chosen for name in server.rows}
     report.write(options.out, "servers", "\n".join(tables), rows, servers=argv)
     return 0

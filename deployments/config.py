@@ -1,6 +1,6 @@
 """What `deployments.yaml` says under `applications[].args` and `deployments[].user_config`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -61,7 +61,7 @@ class Named(Strict):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what requests call it")
     placement: Literal["draft", "target"] = Field(
-        "draft", description="on the draft workers, or beside the target in its process"
+        "draft", description="on the draft workers, or beside the target, taking turns with it"
     )
 
 
@@ -83,7 +83,18 @@ class GrowingArgs(Named):
     steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
     floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
     num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
-    num_threads: int = Field(0, ge=0, description="as the target's")
+    num_threads: int = Field(
+        0, ge=0, description="as the target's, whose threads it shares where it is beside it"
+    )
+
+    @model_validator(mode="after")
+    def _threads_are_its_own(self) -> Self:
+        if self.num_threads and self.placement == "target":
+            raise ValueError(
+                f"drafts: {self.name} takes turns with the target, on its threads: set the target's "
+                f"num_threads, and leave out num_threads {self.num_threads} here"
+            )
+        return self
 
 
 class ModelArgs(GrowingArgs):

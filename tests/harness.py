@@ -83,9 +83,14 @@ class PatientPolicy(Policy):
             # Before a draft worker has joined, nobody is named whom one could wait for.
             if session.proposals.elsewhere or session.beside is not None:
                 self._joined.add(session)
-            if session.request.max_nodes and (session.missing or session not in self._joined):
+            if session.request.max_nodes and (
+                session.proposals.missing or session not in self._joined
+            ):
                 until = max(until, session.ready_since + 10.0)
         return until
+
+    def lets_draft(self, sessions: Sequence[TargetSession]) -> bool:
+        return True
 
     @property
     def resting(self) -> bool:

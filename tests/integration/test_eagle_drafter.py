@@ -90,7 +90,7 @@ def reference(
         return (scores.softmax(-1) @ value).transpose(1, 2)
 
     with torch.inference_mode():
-        states = list(head.project(features)[: len(tokens) - 1])
+        states = list(head.states(features)[: len(tokens) - 1])
         rows = tokens[1:] + drafted
         while True:
             fed = torch.tensor([rows[: len(states)]])
@@ -224,7 +224,7 @@ def test_the_native_pass_says_what_the_modules_say(version: str) -> None:
     states = target_states(tokens, version)
     made = []
     for runner in (native, modules):
-        before = runner.read(as_message(0, states))[:-1]
+        before = runner.tensor(as_message(0, states))[:-1]
         kv = runner.pool(4096).sequence()
         assert kv.reserve(len(tokens) + 8)
         head = SequenceRows(kv, tokens[1:], range(len(tokens) - 1))

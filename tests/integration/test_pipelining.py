@@ -32,13 +32,15 @@ async def test_modes_change_when_is_drafted_and_no_token(mode: Mode, place: str)
             on = await h.generate(request)
             on.same_as(off)
             assert on.stats.accepted_tokens > 30
-            if mode == "multibranch":
+            if mode == "multibranch" and place == "draft":
                 assert on.stats.hits > 0
         group = h.target._beside if place == "target" else h.drafts.worker._group
         counters = group.counters
         assert counters["proposals"] > 20
-        assert (counters["growth_ns"] > 0) == (mode != "sequential")
-        assert (counters["proposals_again"] > 0) == (mode != "sequential")
+        # Beside the target nothing grows while it verifies: they take turns.
+        grows = mode != "sequential" and place == "draft"
+        assert (counters["growth_ns"] > 0) == grows
+        assert (counters["proposals_again"] > 0) == grows
         await h.idle()
 
 

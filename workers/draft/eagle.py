@@ -131,9 +131,12 @@ class EagleHead(nn.Module):
             self.norm = LlamaRMSNorm(hidden, eps=config.target.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
 
-    def project(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's features [..., F] as states [..., H]."""
-        return features if self.config.version == "eagle" else self.fc(features)
+    def states(self, before: torch.Tensor) -> torch.Tensor:
+        """States [..., H] of the target's features [..., F], or of what are states already."""
+        if before.shape[-1] == self.config.target.hidden_size:
+            return before
+        projected: torch.Tensor = self.fc(before)
+        return projected
 
     def forward(
         self,

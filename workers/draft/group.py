@@ -1,9 +1,9 @@
-"""The drafters of one process, each with a thread of its own, and the sessions that several of them share."""
+"""The drafters of one process, and the sessions that several of them share."""
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterGroup:
-    """Drafters by name. `deliver` runs a function that sends messages, where they may be sent from."""
+    """Drafters by name. `deliver` runs a function that sends messages, where they may be sent from.
+
+    Once started, each has a thread of its own; else they work whenever somebody lets them take their `turn`.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class DrafterGroup:
             for c in configs
         }
         self._retired: list[DraftLoop] = []
+        self._started = False
         self._numbers = itertools.count(1)
 
     @property
@@ -69,6 +73,7 @@ class DrafterGroup:
 
     def start(self) -> None:
         """Start the threads."""
+        self._started = True
         for loop in self._loops.values():
             loop.start()
 
@@ -76,6 +81,11 @@ class DrafterGroup:
         """End all sessions and threads."""
         for loop in (*self._loops.values(), *self._retired):
             loop.stop()
+
+    def turn(self) -> None:
+        """Let each drafter take what is new, and propose."""
+        for loop in (*self._loops.values(), *self._retired):
+            loop.turn()
 
     def check_health(self) -> None:
         """Raise RuntimeError if a thread died."""
@@ -106,7 +116,8 @@ class DrafterGroup:
                     f"{config.model}; that needs a restart"
                 )
             self._loops[name] = self._loop(changed, made)
-            self._loops[name].start()
+            if self._started:
+                self._loops[name].start()
             self._configs[name] = changed
             self._retired = [loop for loop in (*self._retired, old) if not loop.stop_when_idle()]
             logger.info("drafter %s: weights of %s from now on", name, reference)
@@ -155,6 +166,10 @@ class GroupSession:
 
     def commit(self, message: m.Commit) -> None:
         """Tokens were committed; what came before is not taken twice. Raises ProtocolError for a gap."""
+        commit_together([(self, message)])
+
+    def news(self, message: m.Commit) -> m.Commit:
+        """What of a commit is new here. Raises ProtocolError for a gap."""
         if message.base_len > self._received:
             raise ProtocolError(
                 f"commit at {message.base_len}, but only {self._received} tokens are known here"
@@ -162,8 +177,12 @@ class GroupSession:
         tokens = message.tokens[self._received - message.base_len :]
         news = replace(message, base_len=self._received, tokens=tokens)
         self._received += len(tokens)
+        return news
+
+    def loops(self) -> Iterator[tuple[DraftLoop, DraftSession]]:
+        """Each drafter's loop, and the session there."""
         for name, session in self._sessions.items():
-            self._loops[name].commit(session, news)
+            yield self._loops[name], session
 
     def feature(self, features: m.Features) -> None:
         """Features of positions that were committed before."""
@@ -171,5 +190,16 @@ class GroupSession:
 
     def close(self) -> None:
         """The answer is over."""
-        for name, session in self._sessions.items():
-            self._loops[name].close(session)
+        for loop, session in self.loops():
+            loop.close(session)
+
+
+def commit_together(commits: Iterable[tuple[GroupSession, m.Commit]]) -> None:
+    """Commits of one step: each drafter hears of all at once, and drafts for all in one pass."""
+    told: dict[DraftLoop, list[tuple[DraftSession, m.Commit]]] = {}
+    for group_session, message in commits:
+        news = group_session.news(message)
+        for loop, session in group_session.loops():
+            told.setdefault(loop, []).append((session, news))
+    for loop, news_of_all in told.items():
+        loop.commit(news_of_all)

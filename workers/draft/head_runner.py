@@ -31,38 +31,38 @@ class HeadRunner:
         )
         self._backend = attention.choose_backend(self._shape)
         self._native = None
+        self._min_rows = linear.PLAIN_MIN_ROWS
         if NativeHead.serves(self._head, self._shape):
             self._native = NativeHead(self._head, self._shape, window, self._scale)
-        if linear.can_pack(dtype, self._device):
+        elif linear.can_pack(dtype, self._device):
             linear.pack_linears(self._head)
             self._min_rows = linear.PACKED_MIN_ROWS
-        else:
-            self._min_rows = linear.PLAIN_MIN_ROWS
 
     def pool(self, num_slots: int) -> KVPool:
         """A cache for the head."""
         return KVPool(self._shape, self._backend, num_slots)
 
-    @torch.inference_mode()
-    def read(self, features: Features) -> torch.Tensor:
-        """The states [rows, H] of features that came over the wire."""
+    def tensor(self, features: Features) -> torch.Tensor:
+        """Features [rows, F] that came over the wire."""
         flat = torch.frombuffer(bytearray(features.data), dtype=getattr(torch, features.dtype))
-        rows = flat.view(features.rows, features.width).to(self._device, self._shape.dtype)
-        states: torch.Tensor = self._head.project(rows)
-        return states
+        return flat.view(features.rows, features.width).to(self._device, self._shape.dtype)
 
     @torch.inference_mode()
     def run(
         self, sequences: Sequence[SequenceRows], before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows with the states before them [T, H]: logits of the wanted rows, float32, and all states."""
+        """Rows with what is before them: the target's features [T, F], or states of the head [T, H].
+
+        Returns logits of the wanted rows, float32, and the states [T, H] of all.
+        """
         batch = RowBatch(sequences)
         if self._native is not None:
             return self._native.run(batch, cast(NativeStep, self._backend.step(batch)), before)
         padding = max(0, self._min_rows - batch.num_rows)
         tokens = torch.tensor([batch.tokens() + [0] * padding], device=self._device)
         positions = torch.tensor([batch.positions() + [0] * padding], device=self._device)
-        states = torch.cat([before, before.new_zeros(padding, before.shape[1])])[None]
+        before = torch.cat([before, before.new_zeros(padding, before.shape[1])])[None]
+        states = self._head.states(before)
         step = self._backend.step(batch)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

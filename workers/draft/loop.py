@@ -1,4 +1,8 @@
-"""A drafter's loop: one thread owns it, answers every commit with a proposal, and drafts on meanwhile."""
+"""A drafter's loop: one thread owns it, answers every commit with a proposal, and drafts on meanwhile.
+
+On a draft worker that is a thread of its own. Beside a target it is the target's, which lets the drafter take
+its turn between two steps: they share a processor, and threads would take turns at worse moments.
+"""
 
 import contextlib
 import logging
@@ -33,7 +37,8 @@ Deliver = Callable[[Sequence[tuple[DraftSession, Any]]], None]
 class DraftLoop:
     """Observes and proposes for all sessions of one drafter.
 
-    `deliver` is called on its thread. `num_threads` are torch's there; 0 leaves what is set.
+    `deliver` is called on the thread that owns it: the one that `start` begins, or the one that calls `turn`.
+    `num_threads` are torch's on its own; 0 leaves what is set.
     """
 
     def __init__(self, name: str, drafter: Drafter, deliver: Deliver, num_threads: int) -> None:
@@ -48,6 +53,7 @@ class DraftLoop:
         self._closed: list[DraftSession] = []
         self._stopping = self._retiring = False
         self._sessions: set[DraftSession] = set()
+        self._growing: dict[DraftSession, None] = {}
         self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
 
     @property
@@ -65,11 +71,12 @@ class DraftLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the running proposal."""
+        """End the thread after the running proposal, if there is one."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def stop_when_idle(self) -> bool:
         """Take no new sessions, and end the thread with the last one; whether that is now."""
@@ -84,14 +91,15 @@ class DraftLoop:
             self._opened.append(session)
             self._condition.notify()
 
-    def commit(self, session: DraftSession, commit: m.Commit) -> None:
+    def commit(self, commits: Sequence[tuple[DraftSession, m.Commit]]) -> None:
         """Tokens were committed; they join what the thread has not taken yet."""
         with self._condition:
-            if session.waiting is None:
-                session.waiting, session.arrived = commit, time.monotonic()
-                self._committed.append(session)
-            else:
-                session.waiting = session.waiting.followed_by(commit)
+            for session, commit in commits:
+                if session.waiting is None:
+                    session.waiting, session.arrived = commit, time.monotonic()
+                    self._committed.append(session)
+                else:
+                    session.waiting = session.waiting.followed_by(commit)
             self._condition.notify()
 
     def close(self, session: DraftSession) -> None:
@@ -105,33 +113,34 @@ class DraftLoop:
             from workers.engine.threads import use_threads
 
             use_threads(self._num_threads)
-        growing: dict[DraftSession, None] = {}
         while True:
             with self._condition:
-                while not (self._has_news() or growing):
+                while not (self._has_news() or self._growing):
                     self._condition.wait()
                 if self._stopping or (self._retiring and not (self._sessions or self._opened)):
                     return
                 news = self._has_news()
-                opened, self._opened = self._opened, []
-                closed, self._closed = self._closed, []
-                commits = [(s, s.waiting) for s in self._committed if s.waiting is not None]
-                for session, _ in commits:
-                    session.waiting = None
-                self._committed.clear()
-            if not news:
-                if not self._grow(list(growing)):
-                    growing.clear()
-                continue
-            self._take(opened, commits, closed)
-            asked = {*opened, *(s for s, commit in commits if self._asks(s, commit))}
+            if news:
+                self.turn()
+            elif not self._grow(list(self._growing)):
+                self._growing.clear()
+
+    def turn(self) -> None:
+        """Take what is new, and propose."""
+        with self._condition:
+            opened, self._opened = self._opened, []
+            closed, self._closed = self._closed, []
+            commits = [(s, s.waiting) for s in self._committed if s.waiting is not None]
             for session, _ in commits:
-                growing.pop(session, None)
-            self._propose(list(asked & self._sessions))
-            for session in asked:
-                if session.grows:
-                    growing[session] = None
-            growing = {session: None for session in growing if session in self._sessions}
+                session.waiting = None
+            self._committed.clear()
+        self._take(opened, commits, closed)
+        asked = {*opened, *(s for s, commit in commits if self._asks(s, commit))}
+        for session, _ in commits:
+            self._growing.pop(session, None)
+        self._propose(list(asked & self._sessions))
+        growing = (*self._growing, *(session for session in asked if session.grows))
+        self._growing = {session: None for session in growing if session in self._sessions}
 
     def _has_news(self) -> bool:
         return bool(

@@ -63,9 +63,8 @@ class NativeHead:
         )
         if three:
             self._head.state_norm = packer.address(head.layer.hidden_norm.weight)
-        else:
-            project = packer.weight(head.fc.weight, head.fc.bias)
-            self._head.project, self._head.project_bias = project.data, project.bias
+        project = packer.weight(head.fc.weight, head.fc.bias)
+        self._head.project, self._head.project_bias = project.data, project.bias
 
     @staticmethod
     def serves(head: EagleHead, shape: KVShape) -> bool:
@@ -83,9 +82,11 @@ class NativeHead:
     def run(
         self, batch: RowBatch, step: NativeStep, before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the wanted rows, float32, and the states [T, H] expected at all."""
+        """See HeadRunner.run."""
         rows, wanted = batch.num_rows, batch.wanted()
-        states = before.contiguous().clone()
+        before = before.contiguous()
+        projected = before.shape[1] == self._model.hidden
+        states = before.clone() if projected else before.new_empty(rows, self._model.hidden)
         logits = torch.empty(len(wanted), self._vocab)
         failed = self._library.eagle_step(
             ctypes.byref(self._model),
@@ -95,6 +96,7 @@ class NativeHead:
             rows,
             (ctypes.c_int64 * rows)(*batch.tokens()),
             (ctypes.c_int64 * rows)(*batch.positions()),
+            ctypes.c_void_p(None if projected else before.data_ptr()),
             ctypes.c_void_p(states.data_ptr()),
             (ctypes.c_int64 * len(wanted))(*wanted),
             len(wanted),

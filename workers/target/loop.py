@@ -1,9 +1,11 @@
 """The target's loop: one thread owns the model and runs step after step.
 
-    plan the rows  →  run the model  →  verify and commit  →  hand the results over
+    plan the rows  →  run the model  →  verify and commit  →  drafters' turn  →  hand the results over
 
-The event loop's side talks to it through `submit`, `close` and the sessions' mailboxes; results go back
-in one call per step.
+Results are handed over last, as the next step begins: whoever sends them needs the interpreter, which a
+running model does not. First tokens, and what drafters elsewhere are to hear, leave before the turn.
+
+The event loop's side talks to it through `submit`, `close` and the sessions' mailboxes.
 """
 
 import logging
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from workers.draft.group import commit_together
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch
 from workers.engine.threads import use_threads
@@ -27,7 +30,10 @@ Deliver = Callable[[Sequence[tuple[TargetSession, Any]]], None]
 
 
 class TargetLoop:
-    """Runs sessions to their end. `deliver` is called on the loop's thread after each step."""
+    """Runs sessions to their end. `deliver` is called on the loop's thread, with what was said since.
+
+    With `drafters_turn` those beside it take their turn between two steps.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,9 @@ class TargetLoop:
         deliver: Deliver,
         counters: Counters,
         threads: int,
+        drafters_turn: Callable[[], None],
     ) -> None:
+        self._drafters_turn = drafters_turn
         self._model = model
         self._scheduler = scheduler
         self._deliver = deliver
@@ -46,6 +54,7 @@ class TargetLoop:
         self._opened: list[TargetSession] = []
         self._closed: list[TargetSession] = []
         self._awake = False
+        self._said: list[tuple[TargetSession, Any]] = []
         self._waited = False
         self._ended = 0.0
         self._stopping = False
@@ -103,10 +112,28 @@ class TargetLoop:
                 for item in work:
                     self._scheduler.remove(item.session)
                 results = [(item.session, failed) for item in work]
-            self._deliver(results)
-            for item in work:
-                if item.session.beside is not None:
-                    item.session.beside.tell(*price)
+            self._said += results
+            sessions = [item.session for item in work]
+            if any(s.just_prefilled or s.proposals.elsewhere for s in sessions):
+                self._hand_over()
+            self._tell_beside([s for s in sessions if s.decoding and s.finished is None], *price)
+
+    def say(self, session: TargetSession, message: Any) -> None:
+        """Deliver a message with the next results; for drafters in their turn."""
+        self._said.append((session, message))
+
+    def _hand_over(self) -> None:
+        if self._said:
+            self._deliver(self._said)
+            self._said = []
+
+    def _tell_beside(self, sessions: Sequence[TargetSession], price: float, pace: float) -> None:
+        """Tell the drafters beside the target what these sessions, whose answers go on, have committed."""
+        affordable = self._scheduler.policy.lets_draft(sessions)
+        told = [session.news_beside(price, pace, affordable) for session in sessions]
+        news = [heard for heard in told if heard is not None]
+        commit_together(news)
+        self._waited = bool(news)
 
     def _wait(self) -> bool:
         """Wait until a step can start; False when the loop is to end."""
@@ -121,7 +148,10 @@ class TargetLoop:
                 self._scheduler.add(session)
             for session in closed:
                 self._scheduler.remove(session)
+            self._drafters_turn()
             start = self._scheduler.next_start()
+            if start is None or start > time.monotonic():
+                self._hand_over()
             if start is None:
                 self._scheduler.check_integrity()
             with self._condition:
@@ -144,6 +174,7 @@ class TargetLoop:
         since = max(self._ended, min(ready))
         rows = RowBatch([item.rows for item in work])
         results: list[tuple[TargetSession, Any]] = []
+        self._hand_over()
         logits = self._model.forward(rows)
         step_ns = int((time.monotonic() - started) * 1e9)
         self._count(work, rows.num_rows, step_ns, idle_s, waited)
@@ -168,11 +199,6 @@ class TargetLoop:
                         pace=pace,
                         resting=policy.resting,
                     )
-                    if session in decoding:
-                        waited_s = waited_ns / 1e9 if waited else 0.0
-                        policy.charge(session, waited_s, step_ns / 1e9, message.accepted)
-                    else:
-                        policy.begin(session)
                 results.append((session, message))
             if session.finished is None and session.pending == 1:
                 results += [(session, features) for features in session.wanted_features()]
@@ -187,6 +213,7 @@ class TargetLoop:
             policy.stepped(
                 rows.num_rows,
                 idle_s,
+                waited,
                 self._ended - started,
                 self._ended - since,
                 len(decoding),

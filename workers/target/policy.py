@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from workers.pricing import Arrival, Cut, StepTimes, best_cut, best_wait, price_of_a_row
+from workers.target.budget import Budget
 from workers.target.counters import Counters
 from workers.target.proposals import Outlook
 from workers.target.session import TargetSession
@@ -12,8 +13,6 @@ from workers.tree import TokenTree
 
 _IDLE_RATE: Final = 0.1
 _LOAD_FALLS: Final = 0.05
-_FIRST_STEPS: Final = 2.0
-"""Steps whose time drafting may cost an answer before it has saved any."""
 
 
 class Policy:
@@ -25,6 +24,7 @@ class Policy:
         self._counters = counters
         self._cut = Cut(0, 1.0, times(1, 0))
         self._plain_s = self._cut.seconds
+        self._budget = Budget(self._plain_s)
         self._trials: dict[int, Trial] = {}
         self._load = 1.0
         self._follow = self._insist = False
@@ -32,9 +32,19 @@ class Policy:
         self._rows = 1
         self._context = 0.0
 
-    def begin(self, session: TargetSession) -> None:
-        """A session has its first token: from now on drafting may cost it something."""
-        session.proposals.balance = _FIRST_STEPS * self.times(1, len(session.tokens))
+    def lets_draft(self, sessions: Sequence[TargetSession]) -> bool:
+        """Whether the drafters beside the target may take their turn for what decodes in its next step."""
+        expected = [
+            session.proposals.expected(session.beside.asked)
+            for session in sessions
+            if session.beside is not None and session.beside.asked
+        ]
+        if not expected:
+            return False
+        # All wait for a turn, whomever it serves.
+        seconds = max(turn.seconds for turn in expected)
+        tokens = sum(turn.tokens for turn in expected) / len(sessions)
+        return self._budget.covers(seconds, tokens * self.times(len(sessions), _context(sessions)))
 
     def start(self, sessions: Sequence[TargetSession], now: float) -> float:
         """When a step of these decoding sessions should begin; `now` or later."""
@@ -42,12 +52,10 @@ class Policy:
         arrivals: list[Arrival] = []
         for session in sessions:
             session.open_mailbox()
-            arrivals += session.arrivals(now, step_s)
-        if not arrivals:
+            arrivals += session.proposals.arrivals(now, step_s)
+        if not arrivals or not self._budget.covers():
             return now
-        scores = _scores(
-            session.candidates() for session in sessions if session.proposals.affordable
-        )
+        scores = _scores(session.candidates() for session in sessions)
         cut = best_cut(scores, len(sessions), len(sessions), _context(sessions), self.times)
         return now + best_wait(cut, arrivals)
 
@@ -60,9 +68,8 @@ class Policy:
         """
         for session in sessions:
             session.open_mailbox()
-        trees = {
-            session: session.candidates() for session in sessions if session.proposals.affordable
-        }
+        affordable = self._budget.covers()
+        trees = {session: session.candidates() for session in sessions if affordable}
         self._rows, self._context = len(sessions) + other_rows, _context(sessions)
         drafted = [session.request for session in sessions if session.request.max_nodes]
         self._insist = any(request.insists for request in drafted)
@@ -90,12 +97,24 @@ class Policy:
         return selected
 
     def stepped(
-        self, rows: int, idle_s: float, seconds: float, since_s: float, sessions: int, tokens: int
+        self,
+        rows: int,
+        idle_s: float,
+        waited: bool,
+        seconds: float,
+        since_s: float,
+        sessions: int,
+        tokens: int,
     ) -> None:
         """A step is over that began `idle_s` after its `sessions` were ready; they committed `tokens`.
 
-        `since_s` have gone by since the step before, or since any of them was ready.
+        It has `waited` if that was for drafts. `since_s` have gone by since the step before, or since any of
+        them was ready.
         """
+        waited_s = idle_s if waited else 0.0
+        saved_s = (tokens / sessions - 1) * self._plain_s
+        cost_s = waited_s + self._cut.seconds - self._plain_s
+        self._budget.paid(waited_s + seconds, cost_s, saved_s, self._plain_s)
         # Between one answer and the next the load is what it was.
         self._load = max(float(sessions), self._load - _LOAD_FALLS)
         if self._rows == sessions and self._follow:
@@ -105,13 +124,6 @@ class Policy:
             self._trial().stepped(tokens, since_s / plain, tells=not self._insist)
         self.times.observe(rows, self._context, seconds)
         self._idle_s += _IDLE_RATE * (min(idle_s, seconds) - self._idle_s)
-
-    def charge(
-        self, session: TargetSession, waited_s: float, seconds: float, accepted: int
-    ) -> None:
-        """Book what the last step cost and saved a session that decoded in it."""
-        rows_s = self._cut.seconds - self._plain_s if session.drafted else 0.0
-        session.proposals.paid(waited_s + seconds, waited_s + rows_s, accepted * self._plain_s)
 
     @property
     def resting(self) -> bool:

@@ -26,8 +26,6 @@ _LATE: Final = 3.0
 
 _BASES: Final = 64
 _MAILBOX: Final = 64
-ALLOWANCE: Final = 0.03
-"""Share of the elapsed time that drafting may cost an answer."""
 
 
 @dataclass(slots=True)
@@ -75,7 +73,6 @@ class Proposals:
         self, pool: dict[str, Outlook], max_nodes: int, patience_s: float, counters: Counters
     ) -> None:
         self.elsewhere: frozenset[str] = frozenset()
-        self.balance = 0.0
         self._pool = pool
         self._own: dict[str, Outlook] = {}
         self._max_nodes = max_nodes
@@ -87,11 +84,6 @@ class Proposals:
         self._answered: set[str] = set()
         self._heard: dict[str, int] = {}
         self._reached: dict[int, float] = {}
-
-    @property
-    def affordable(self) -> bool:
-        """Whether drafting has cost no more than it may."""
-        return self.balance >= 0.0
 
     def put(self, drafter: str, base_len: int, tree: TokenTree) -> None:
         """A proposal has arrived; of one drafter the newest wins."""
@@ -129,17 +121,24 @@ class Proposals:
                 self._merged = self._merged.merge(tree)
         return self._merged
 
-    def missing(self, beside: frozenset[str]) -> frozenset[str]:
-        """Who has not answered the last commit, of those `beside` the target and elsewhere."""
-        return (self.elsewhere | beside) - self._answered
+    @property
+    def missing(self) -> frozenset[str]:
+        """Who has not answered the last commit, of those elsewhere."""
+        return self.elsewhere - self._answered
 
-    def arrivals(self, beside: frozenset[str], now: float, step_s: float) -> list[Arrival]:
+    def expected(self, drafters: frozenset[str]) -> Arrival:
+        """What these add if they take their turn now: they have it one after the other."""
+        known = [self._outlook(drafter) for drafter in drafters]
+        seconds = max((outlook.seconds or 0.0 for outlook in known), default=0.0)
+        return Arrival(seconds, sum(outlook.tokens for outlook in known))
+
+    def arrivals(self, now: float, step_s: float) -> list[Arrival]:
         """What is still to come and may be waited for, if a step takes `step_s`."""
-        if not self.affordable or not self._reached:
+        if not self._reached:
             return []
         passed = now - next(reversed(self._reached.values()))
         expected = []
-        for drafter in self.missing(beside):
+        for drafter in self.missing:
             outlook = self._outlook(drafter)
             # Of one that was never seen, something within half a step.
             mean = step_s / 2 if outlook.seconds is None else outlook.seconds
@@ -168,10 +167,6 @@ class Proposals:
         self._reached[base_len + len(tokens)] = time.monotonic()
         if len(self._reached) > _BASES:
             del self._reached[next(iter(self._reached))]
-
-    def paid(self, elapsed_s: float, cost_s: float, saved_s: float) -> None:
-        """A step is over: it and the wait before took `elapsed_s`, drafting cost and saved that much."""
-        self.balance += ALLOWANCE * elapsed_s + saved_s - cost_s
 
     def _take(self, drafter: str, tree: TokenTree) -> None:
         before = self._worth()

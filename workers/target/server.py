@@ -80,11 +80,16 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             Policy(times, self._counters),
             self._counters,
         )
-        self._loop = TargetLoop(
-            self._model, self._scheduler, self._deliver_soon, self._counters, config.num_threads
-        )
-        # Proposals go from a drafter's thread to the target's without a detour.
+        # Never started: they take turns with the model, on its thread.
         self._beside = DrafterGroup(config.drafters, config.model, lambda send: send(), made)
+        self._loop = TargetLoop(
+            self._model,
+            self._scheduler,
+            self._deliver_soon,
+            self._counters,
+            config.num_threads,
+            self._beside.turn,
+        )
         self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
@@ -117,7 +122,6 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         """Start the loop and listen."""
         self._event_loop = asyncio.get_running_loop()
         self._loop.start()
-        self._beside.start()
         await self._server.start()
         logger.info(
             "target %s on %s: %s, %d KV slots, max_model_len %d",
@@ -142,7 +146,6 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         """Raise RuntimeError if a thread died."""
         if not self._loop.alive:
             raise RuntimeError("the target's loop thread is dead")
-        self._beside.check_health()
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -190,9 +193,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             )
         if request.drafters:
             self._beside.check(request.drafters)
-        receiver = _TargetReceiver(
-            channel, self.leases, request.lease_id, self._loop, self._on_event_loop
-        )
+        receiver = _TargetReceiver(channel, self.leases, request.lease_id, self._loop)
         receiver.session = TargetSession(
             request,
             receiver.send,
@@ -221,13 +222,11 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             mode=request.mode,
         )
         window = self._beside.feature_window(request.drafters)
-        return BesideSession(self._beside.open(opened, send), request.drafters, window)
+        drafting = self._beside.open(opened, send)
+        return BesideSession(drafting, request.drafters, window, len(request.tokens))
 
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
-        self._on_event_loop(lambda: _deliver(results))
-
-    def _on_event_loop(self, call: Callable[[], None]) -> None:
-        self._event_loop.call_soon_threadsafe(call)
+        self._event_loop.call_soon_threadsafe(_deliver, results)
 
 
 def _deliver(results: Sequence[tuple[TargetSession, Any]]) -> None:
@@ -246,11 +245,9 @@ class _TargetReceiver(LeasedReceiver):
         leases: LeaseTable,
         lease_id: str,
         loop: TargetLoop,
-        on_event_loop: Callable[[Callable[[], None]], None],
     ) -> None:
         super().__init__(channel, leases, lease_id)
         self._loop = loop
-        self._on_event_loop = on_event_loop
 
     def handle(self, message: Any) -> None:
         match message:
@@ -269,23 +266,22 @@ class _TargetReceiver(LeasedReceiver):
         self._loop.notice()
 
     def drafted(self, message: Any) -> None:
-        """A drafter beside the target has proposed, or failed; called on the drafter's thread."""
+        """A drafter beside the target has proposed, or failed, in its turn."""
         beside = self.session.beside
         assert beside is not None
         match message:
             case m.Proposal(base_len, tree, drafter):
                 self.session.proposals.put(drafter, base_len, tree)
             case m.Failed():
-                # Nobody waits for it any more.
                 beside.told -= {message.drafter}
                 beside.asked -= {message.drafter}
-        self._loop.notice()
-        self._on_event_loop(lambda: self.send(message))
+        self._loop.say(self.session, message)
 
     def ended(self) -> None:
-        self._loop.close(self.session)
         if self.session.beside is not None:
             self.session.beside.close()
+        # The loop wakes up by this, and lets drafters drop theirs in their turn.
+        self._loop.close(self.session)
 
 
 def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:

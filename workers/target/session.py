@@ -8,6 +8,7 @@ anchor. Accepting m tokens commits m + 1.
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,7 +17,6 @@ from tokenizers import Tokenizer
 from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
-from workers.pricing import Arrival
 from workers.rpc import messages as m
 from workers.target.beside import BesideSession
 from workers.target.counters import Counters
@@ -106,19 +106,15 @@ class TargetSession:
 
     def open_mailbox(self) -> None:
         """Take the proposals that arrived."""
-        self.proposals.open_mailbox(self.tokens, self.request.prompt_len, self._beside_told())
+        beside = self.beside.told if self.beside is not None else frozenset[str]()
+        self.proposals.open_mailbox(self.tokens, self.request.prompt_len, beside)
 
-    @property
-    def missing(self) -> frozenset[str]:
-        """The drafters that have not answered the last commit."""
-        return self.proposals.missing(self._beside_told())
-
-    def arrivals(self, now: float, step_s: float) -> list[Arrival]:
-        """Proposals that are still to come."""
-        return self.proposals.arrivals(self._beside_told(), now, step_s)
-
-    def _beside_told(self) -> frozenset[str]:
-        return self.beside.told if self.beside is not None else frozenset()
+    def news_beside(self, price: float, pace: float, affordable: bool) -> Any:
+        """What the drafters beside the target are to hear before their turn; see BesideSession."""
+        if self.beside is None:
+            return None
+        features = partial(self._features, end=self.kv.length)
+        return self.beside.news(self.tokens, features, price, pace, affordable)
 
     def candidates(self) -> TokenTree:
         """What is proposed now and may be verified, in one tree."""
@@ -193,10 +189,6 @@ class TargetSession:
         self._counters.proposals_used += bool(self._tree)
         self.proposals.committed(base_len, verdict.tokens)
         self.ready_since = time.monotonic()
-        if self.beside is not None:
-            self.beside.committed(
-                base_len, verdict.tokens, lambda first: self._features(first, self.kv.length)
-            )
         return m.Committed(
             base_len=base_len,
             tokens=verdict.tokens,

@@ -58,7 +58,7 @@ class Writer:
         self._policy = Policy(StepTimes({(1, 0): 1.0}), self._counters)
         scheduler = Scheduler(self._pool, None, batch, 1024, "fcfs", self._policy, self._counters)
         self._done: queue.SimpleQueue[tuple[TargetSession, Any]] = queue.SimpleQueue()
-        self._loop = TargetLoop(model, scheduler, self._deliver, self._counters, 0)
+        self._loop = TargetLoop(model, scheduler, self._deliver, self._counters, 0, lambda: None)
         self._loop.start()
 
     def write(

@@ -91,7 +91,7 @@ class EagleLearner:
         memory = UnrolledAttention(self._window)
         made = []
         with torch.autocast(tokens.device.type, torch.bfloat16):
-            states = head.project(features[None, :-1])
+            states = head.states(features[None, :-1])
             for depth in range(self.depths):
                 states = head(tokens[:, depth:], states, positions[:, depth:], memory.attend)
                 made.append(head.guess(states)[0])

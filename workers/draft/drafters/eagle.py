@@ -20,7 +20,7 @@ from workers.rpc.messages import Features
 
 
 class EagleSession(TreeSession):
-    """`tokens` are all committed tokens, `states[i]` the state of position i once it is known.
+    """`tokens` are all committed tokens, `features[i]` the target's of position i, until they are read.
 
     The head's cache holds positions from `start` on: at most the window before the last position when the
     session began. `row_states` are the head's own states of the tree's rows, `root_state` of the last
@@ -30,7 +30,7 @@ class EagleSession(TreeSession):
     def __init__(self, pool: KVPool, sampling: SamplingParams) -> None:
         super().__init__(pool, sampling)
         self.tokens: list[int] = []
-        self.states: dict[int, torch.Tensor] = {}
+        self.features: dict[int, torch.Tensor] = {}
         self.start = 0
         self.row_states: list[torch.Tensor] = []
         self.root_state = torch.empty(0)
@@ -69,11 +69,10 @@ class EagleDrafter(TreeDrafter[EagleSession]):
     def observe(self, session: int, tokens: Sequence[int], features: Sequence[Features]) -> None:
         """See Drafter."""
         super().observe(session, tokens, features)
-        states = self._sessions[session].states
+        known = self._sessions[session].features
         for chunk in features:
-            rows = self._runner.read(chunk)
-            for index in range(chunk.rows):
-                states[chunk.first_position + index] = rows[index]
+            first = chunk.first_position
+            known.update(enumerate(self._runner.tensor(chunk), first))
 
     def take(self, session: EagleSession) -> Grown:
         """See TreeDrafter."""
@@ -90,7 +89,7 @@ class EagleDrafter(TreeDrafter[EagleSession]):
         """See TreeDrafter."""
         first = session.next_position
         end = first
-        while end < len(session.tokens) and end - first < most and end - 1 in session.states:
+        while end < len(session.tokens) and end - first < most and end - 1 in session.features:
             end += 1
         if end == first:
             return None
@@ -104,7 +103,7 @@ class EagleDrafter(TreeDrafter[EagleSession]):
             if rows.parents is None:
                 first = session.next_position
                 # What was read is not needed again.
-                before += [session.states.pop(first + i - 1) for i in range(len(rows.tokens))]
+                before += [session.features.pop(first + i - 1) for i in range(len(rows.tokens))]
             else:
                 before += [
                     session.root_state if parent < 0 else session.row_states[parent]

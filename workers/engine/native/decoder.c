@@ -217,7 +217,8 @@ int decoder_step(const decoder *d, const sequence *sequences, int32_t num_sequen
     return failed;
 }
 
-/* What an EAGLE head has besides one layer: EAGLE-3 a norm for states, EAGLE-1 a projection of token and state. */
+/* What an EAGLE head has besides one layer: EAGLE-3 a norm for states and a projection of the target's three,
+ * EAGLE-1 a projection of token and state. */
 typedef struct {
     const uint16_t *state_norm, *project;
     const float *project_bias;
@@ -229,17 +230,22 @@ typedef struct {
 typedef struct {
     step s;
     const eagle *e;
+    const uint16_t *features;
     uint16_t *states;
 } eagle_arguments;
 
 static void eagle_work(team *t, void *arguments) {
     const step *s = &((const eagle_arguments *)arguments)->s;
     const eagle *e = ((const eagle_arguments *)arguments)->e;
+    const uint16_t *features = ((const eagle_arguments *)arguments)->features;
     uint16_t *states = ((const eagle_arguments *)arguments)->states;
     const decoder *d = s->d;
     const room *m = &s->m;
     int64_t rows = s->rows, hidden = d->hidden;
     int64_t inputs = e->state_norm == NULL ? hidden : 2 * hidden;
+    if (features != NULL)
+        linear_part(t, &(linear){features, rows, 3 * hidden, e->project, e->project_bias, hidden,
+                                 states});
     EACH(t, r, rows) {
         const uint16_t *token = d->embedding + s->tokens[r] * hidden, *state = states + r * hidden;
         uint16_t *both = m->y + 2 * r * hidden;
@@ -270,13 +276,15 @@ static void eagle_work(team *t, void *arguments) {
 }
 
 /* Runs rows of an EAGLE head: `states` before the tokens, in and, those expected at them, out, [rows][hidden].
- * Returns 0, or 1 if memory ran out. */
+ * With `features` of the target, [rows][3 * hidden], the states before are theirs. Returns 0, or 1 if memory ran out. */
 int eagle_step(const decoder *d, const eagle *e, const sequence *sequences, int32_t num_sequences,
-               int32_t rows, const int64_t *tokens, const int64_t *positions, uint16_t *states,
+               int32_t rows, const int64_t *tokens, const int64_t *positions,
+               const uint16_t *features, uint16_t *states,
                const int64_t *wanted, int32_t num_wanted, float *logits, int32_t threads) {
     eagle_arguments all = {{d, sequences, num_sequences, rows, tokens, positions, wanted,
                             num_wanted, logits},
                            e,
+                           features,
                            states};
     void *memory = make_room(&all.s, threads, 4 + num_wanted * (4 + (d->hidden + 3) / 4 * 4));
     int failed =

@@ -13,10 +13,11 @@
 #define AHEAD 12 /* pairs of inputs that weights are fetched ahead */
 #define BLOCK 96 /* rows that stay in the second cache beside a tile's weights */
 
-/* One tile: `rows` rows times `panels` blocks of outputs. */
+/* One tile: `rows` rows times `panels` blocks of outputs. Meanwhile `fetched` blocks of weights are fetched that
+ * are read `next`. */
 INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, int64_t pairs,
                  const float *bias, uint16_t *out, int64_t out_stride, int64_t width, int rows,
-                 int panels) {
+                 int panels, const uint16_t *next, int fetched) {
     vec sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) sum[r][p] = splat(0);
@@ -27,6 +28,8 @@ INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, in
             memcpy(&weights[p], at, sizeof(uvec));
             if (rows <= 2) __builtin_prefetch(at + AHEAD * 2 * LANES);
         }
+        for (int p = 0; p < fetched; p++)
+            __builtin_prefetch(next + (p * pairs + k) * 2 * LANES, 0, 2);
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, x + r * x_stride + 2 * k, 4);
@@ -45,9 +48,17 @@ INLINE void tile(const uint16_t *x, int64_t x_stride, const uint16_t *packed, in
 
 INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed, int64_t pairs,
                      const float *bias, uint16_t *out, int64_t out_stride, int64_t width, int rows,
-                     int panels) {
-    if (panels == PANELS) {
-#define CALL(n) tile(x, x_stride, packed, pairs, bias, out, out_stride, width, n, PANELS)
+                     int panels, const uint16_t *next, int fetched) {
+#define FETCHING(n) tile(x, x_stride, packed, pairs, bias, out, out_stride, width, ROWS, PANELS, next, n)
+    if (fetched == 1) {
+        FETCHING(1);
+    } else if (fetched == 2) {
+        FETCHING(2);
+    } else if (fetched == PANELS) {
+        FETCHING(PANELS);
+#undef FETCHING
+    } else if (panels == PANELS) {
+#define CALL(n) tile(x, x_stride, packed, pairs, bias, out, out_stride, width, n, PANELS, NULL, 0)
         UP_TO_SIX(rows, CALL)
 #undef CALL
     } else {
@@ -55,7 +66,7 @@ INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed
             const uint16_t *block = packed + p * pairs * 2 * LANES;
             const float *b = bias == NULL ? NULL : bias + p * LANES;
 #define CALL(n)                                                                                    \
-    tile(x, x_stride, block, pairs, b, out + p * LANES, out_stride, width - p * LANES, n, 1)
+    tile(x, x_stride, block, pairs, b, out + p * LANES, out_stride, width - p * LANES, n, 1, NULL, 0)
             UP_TO_SIX(rows, CALL)
 #undef CALL
         }
@@ -66,18 +77,30 @@ INLINE void tile_any(const uint16_t *x, int64_t x_stride, const uint16_t *packed
 void linear_part(team *t, const linear *l) {
     int64_t rows = l->rows, inputs = l->inputs, outputs = l->outputs;
     int64_t pairs = inputs / 2, blocks = (outputs + LANES - 1) / LANES;
-    int64_t groups = (blocks + PANELS - 1) / PANELS;
-    EACH(t, piece, (rows + BLOCK - 1) / BLOCK * groups) {
+    int64_t groups = (blocks + PANELS - 1) / PANELS, pieces = (rows + BLOCK - 1) / BLOCK * groups;
+    EACH_AHEAD(t, piece, after, pieces) {
         int64_t start = piece / groups * BLOCK, first = piece % groups * PANELS;
         int64_t end = start + BLOCK < rows ? start + BLOCK : rows;
         int panels = (int)(blocks - first < PANELS ? blocks - first : PANELS);
         const uint16_t *panel = l->packed + first * pairs * 2 * LANES;
         const float *b = l->bias == NULL ? NULL : l->bias + first * LANES;
-        for (int64_t r = start; r < end; r += ROWS) {
+        /* One tile waits for memory anyway. Several would keep it waiting: the full ones share what is next. */
+        int64_t full = (end - start) / ROWS;
+        int left = 0;
+        const uint16_t *next = l->packed;
+        if (panels == PANELS && end - start > ROWS && after < pieces &&
+            after % groups + PANELS <= blocks) {
+            next += after % groups * PANELS * pairs * 2 * LANES;
+            left = PANELS;
+        }
+        for (int64_t r = start; r < end; r += ROWS, full--) {
             int count = (int)(end - r < ROWS ? end - r : ROWS);
+            int fetched = full > 0 ? (int)((left + full - 1) / full) : 0;
             tile_any(l->x + r * inputs, inputs, panel, pairs, b,
                      l->out + r * outputs + first * LANES, outputs, outputs - first * LANES, count,
-                     panels);
+                     panels, next, fetched);
+            next += fetched * pairs * 2 * LANES;
+            left -= fetched;
         }
     }
 }

@@ -29,19 +29,21 @@ typedef void (*team_work)(team *t, void *arguments);
 int team_run(int32_t threads, int64_t parts, team_work work, void *arguments);
 void team_wait(part *p, int64_t count);
 
-/* The next piece of the part, from 0; -1 when all `count` are done, and the next part begins. */
-INLINE int64_t team_claim(team *t, int64_t count) {
+/* The next piece of the part, from 0; as many as there are, or more, when none is left. */
+INLINE int64_t team_claim(team *t) {
+    if (t->parts == NULL) return t->alone++;
+    return atomic_fetch_add_explicit(&t->parts[t->at].claimed, 1, memory_order_relaxed);
+}
+
+/* Waits until all `count` pieces are done; the next part begins. Returns 0. */
+INLINE int team_next(team *t, int64_t count) {
     if (t->parts == NULL) {
-        if (t->alone < count) return t->alone++;
         t->alone = 0;
-        return -1;
+    } else {
+        team_wait(t->parts + t->at, count);
+        t->at++;
     }
-    part *p = t->parts + t->at;
-    int64_t piece = atomic_fetch_add_explicit(&p->claimed, 1, memory_order_relaxed);
-    if (piece < count) return piece;
-    team_wait(p, count);
-    t->at++;
-    return -1;
+    return 0;
 }
 
 INLINE void team_done(team *t) {
@@ -50,6 +52,12 @@ INLINE void team_done(team *t) {
 
 /* A part: the body runs once for every piece, on whichever thread claims it. It must not be left early. */
 #define EACH(t, piece, count)                                                                      \
-    for (int64_t piece; (piece = team_claim(t, count)) >= 0; team_done(t))
+    for (int64_t piece; (piece = team_claim(t)) < (count) || team_next(t, count); team_done(t))
+
+/* The same, where the body knows what its thread does next; beyond the count if that is nothing. */
+#define EACH_AHEAD(t, piece, next, count)                                                          \
+    for (int64_t piece = team_claim(t), next;                                                      \
+         piece < (count) ? (next = team_claim(t), 1) : team_next(t, count);                        \
+         team_done(t), piece = next)
 
 #endif

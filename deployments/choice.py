@@ -156,6 +156,8 @@ class Choice:
 
         Trees that are sent again for a base, because they have grown, come too late for its step.
         """
+        if not self._auto:
+            return
         trees = self._round(base_len).trees
         if drafter in trees:
             return
@@ -166,6 +168,8 @@ class Choice:
 
     def committed(self, tokens: Sequence[int], committed: m.Committed) -> None:
         """All committed tokens, and the round that ended with them; decides who is asked."""
+        if not self._auto:
+            return
         self._round(committed.base_len).asked = self.asked
         self._round(committed.base_len).accepted = committed.accepted
         for records, rate in self._learning:
@@ -175,8 +179,7 @@ class Choice:
             records.price, records.pace = committed.price, committed.pace
             records.resting = committed.resting
         self._judge(tokens)
-        if self._auto:
-            self._decide()
+        self._decide()
 
     def _round(self, base_len: int) -> _Round:
         found = next((r for r in self._rounds if r.base_len == base_len), None)
@@ -189,7 +192,7 @@ class Choice:
         left = []
         for judged in self._rounds:
             since = tokens[judged.base_len :]
-            if not since or any(_reach(tree, since) is None for tree in judged.trees.values()):
+            if not since or not all(_is_judged(tree, since) for tree in judged.trees.values()):
                 left.append(judged)
                 continue
             by_price = {d: _by_price(tree, since) for d, tree in judged.trees.items()}
@@ -239,19 +242,26 @@ def _sets(drafters: Iterable[str]) -> list[Set]:
 
 def _by_price(tree: TokenTree, tokens: Sequence[int]) -> list[tuple[int, int]]:
     """(tokens reached, rows) at each of PRICES, where nodes likelier than the price are verified."""
-    found = []
-    for price in PRICES:
-        rows = sum(score > price for score in tree.scores)
-        found.append((_reach(tree.cut(rows, len(tree)), tokens, complete=True) or 0, rows))
-    return found
+    path = [tree.scores[node] for node in _path(tree, tokens)]
+    # A child is never likelier than its parent.
+    return [
+        (sum(score > price for score in path), sum(score > price for score in tree.scores))
+        for price in PRICES
+    ]
 
 
-def _reach(tree: TokenTree, tokens: Sequence[int], complete: bool = False) -> int | None:
-    """How many tokens a tree foretold; None while it might have foretold more, unless that is `complete`."""
-    node = ANCHOR
-    for depth, token in enumerate(tokens):
-        child = tree.child(node, token)
+def _path(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
+    """The nodes of the tokens that a tree foretold."""
+    path: list[int] = []
+    for token in tokens:
+        child = tree.child(path[-1] if path else ANCHOR, token)
         if child is None:
-            return depth
-        node = child
-    return None if tree.has_children(node) and not complete else len(tokens)
+            break
+        path.append(child)
+    return path
+
+
+def _is_judged(tree: TokenTree, tokens: Sequence[int]) -> bool:
+    """Whether it is known how far a tree reaches; it might reach further than `tokens`."""
+    path = _path(tree, tokens)
+    return len(path) < len(tokens) or not (path and tree.has_children(path[-1]))

@@ -208,8 +208,8 @@ async def test_k1_k6_with_a_trained_head(place: str, version: str, dtype: str) -
         # The prompts were cached by then: their features with them.
         assert h.target._prefix_cache is not None
         assert h.target._prefix_cache.hits
-        greedy = together[0].stats
-        assert greedy.mean_accepted_length > 1.5
+        rounds = sum(answer.stats.rounds for answer in together)
+        assert sum(answer.stats.committed_tokens for answer in together) > 1.2 * rounds
         await h.idle()
 
 

@@ -108,3 +108,15 @@ def test_patience_is_the_limit_whatever_is_expected() -> None:
     for _ in range(50):
         made._outlook("a").arrived(0.010, 0.2)
     assert not made.arrivals(time.monotonic(), 0.01)
+
+
+def test_one_who_did_not_come_is_not_waited_for_until_he_is_heard() -> None:
+    made = proposals("a")
+    for _ in range(50):
+        made._outlook("a").arrived(0.010, 0.2)
+    assert made.arrivals(time.monotonic(), 0.01)
+    made.committed(3, [0])
+    assert not made.arrivals(time.monotonic(), 0.01)
+    made.put("a", 3, TREE)
+    made.open_mailbox([0] * 4, 1, NOBODY)
+    assert made.arrivals(time.monotonic(), 0.01)

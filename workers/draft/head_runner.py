@@ -42,6 +42,12 @@ class HeadRunner:
         """A cache for the head."""
         return KVPool(self._shape, self._backend, num_slots)
 
+    def blank_features(self, count: int) -> Features:
+        """Features of the first positions that say nothing."""
+        width = self._head.config.feature_width
+        data = bytes(count * width * self._shape.dtype.itemsize)
+        return Features(0, count, width, str(self._shape.dtype).removeprefix("torch."), data)
+
     def tensor(self, features: Features) -> torch.Tensor:
         """Features [rows, F] that came over the wire."""
         flat = torch.frombuffer(bytearray(features.data), dtype=getattr(torch, features.dtype))

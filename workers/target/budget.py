@@ -6,7 +6,7 @@ SHARE: Final = 0.02
 """Of the elapsed time, what drafting may cost."""
 
 _FIRST_STEPS: Final = 1.0
-_MOST_STEPS: Final = 16.0
+_MOST_STEPS: Final = 8.0
 
 
 class Budget:

@@ -184,6 +184,7 @@ class TargetLoop:
             session, wanted = item.session, len(item.rows.wanted)
             waited_ns = int(max(0.0, started - session.ready_since) * 1e9)
             timings = m.TargetTimings(waited_ns, step_ns, rows.num_rows)
+            session.proposals.price = price
             try:
                 messages = session.advance(logits[first : first + wanted])
             except ValueError as error:

@@ -30,7 +30,10 @@ _MAILBOX: Final = 64
 
 @dataclass(slots=True)
 class Outlook:
-    """What is to be expected of a drafter: seconds after a commit, and tokens that its tree adds."""
+    """What is to be expected of a drafter: seconds after a commit, and tokens that its tree adds to a step.
+
+    Of those tokens the price of their rows is taken off.
+    """
 
     seconds: float | None = None
     spread: float = 0.0
@@ -66,13 +69,14 @@ class Proposals:
     """Owned by the target's loop thread; `put` and `elsewhere` are for other threads.
 
     `elsewhere` are the names of drafters on draft workers that are to answer each commit. `pool` are the
-    outlooks of all answers, by drafter. Nodes are at most `max_nodes` in one step.
+    outlooks of all answers, by drafter. A step takes at most `max_nodes`, each for `price` tokens.
     """
 
     def __init__(
         self, pool: dict[str, Outlook], max_nodes: int, patience_s: float, counters: Counters
     ) -> None:
         self.elsewhere: frozenset[str] = frozenset()
+        self.price = 0.0
         self._pool = pool
         self._own: dict[str, Outlook] = {}
         self._max_nodes = max_nodes
@@ -82,6 +86,7 @@ class Proposals:
         self._offers: dict[str, TokenTree] = {}
         self._merged: TokenTree | None = None
         self._answered: set[str] = set()
+        self._silent: frozenset[str] = frozenset()
         self._heard: dict[str, int] = {}
         self._reached: dict[int, float] = {}
 
@@ -97,6 +102,7 @@ class Proposals:
             asked = drafter in self.elsewhere or drafter in beside
             fits = asked and prompt_len <= base_len <= len(tokens)
             rest = tree.rebase(tokens[base_len:]) if fits else None
+            self._silent -= {drafter}
             # What is sent again, because it has grown, says nothing of how long a proposal takes.
             if fits and base_len > self._heard.get(drafter, -1):
                 self._heard[drafter] = base_len
@@ -138,7 +144,7 @@ class Proposals:
             return []
         passed = now - next(reversed(self._reached.values()))
         expected = []
-        for drafter in self.missing:
+        for drafter in self.missing - self._silent:
             outlook = self._outlook(drafter)
             # Of one that was never seen, something within half a step.
             mean = step_s / 2 if outlook.seconds is None else outlook.seconds
@@ -163,6 +169,8 @@ class Proposals:
                 left[drafter] = rest
         self._offers = left
         self._merged = None
+        # One who did not come in time is not waited for until he is heard again.
+        self._silent = self.missing if self._reached else frozenset()
         self._answered.clear()
         self._reached[base_len + len(tokens)] = time.monotonic()
         if len(self._reached) > _BASES:
@@ -177,7 +185,9 @@ class Proposals:
             outlook.added(max(0.0, added), rate)
 
     def _worth(self) -> float:
-        return sum(sorted(self.tree().scores, reverse=True)[: self._max_nodes])
+        """Tokens that a step is expected to gain by what is proposed, less the price of its rows."""
+        best = sorted(self.tree().scores, reverse=True)[: self._max_nodes]
+        return sum(max(0.0, score - self.price) for score in best)
 
     def _outlook(self, drafter: str) -> Outlook:
         if drafter not in self._own:

@@ -37,7 +37,9 @@ def _model_drafter(config: ModelConfig, target: str) -> Drafter:
             f"tokens, the target one of {tokenizer.get_vocab_size()}, and they differ; give a draft "
             "with the target's tokenizer, or set vocabulary: shared to draft what both have"
         )
-    return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
+    made = ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
+    made.warm_up()
+    return made
 
 
 def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
@@ -50,7 +52,7 @@ def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
 
     head = load_head(checkpoint.resolve(config.model), checkpoint.resolve(target))
     dtype = resolve_dtype(config.dtype, torch.device(config.device))
-    return EagleDrafter(
+    made = EagleDrafter(
         HeadRunner(head, dtype, config.device, config.window),
         vocabulary_fingerprint(_tokenizer(target)),
         config.num_slots,
@@ -59,6 +61,8 @@ def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
         config.steps,
         config.floor,
     )
+    made.warm_up()
+    return made
 
 
 def _tokenizer(target: str) -> Tokenizer:

@@ -74,6 +74,10 @@ class EagleDrafter(TreeDrafter[EagleSession]):
             first = chunk.first_position
             known.update(enumerate(self._runner.tensor(chunk), first))
 
+    def blank_features(self, count: int) -> list[Features]:
+        """See TreeDrafter."""
+        return [self._runner.blank_features(count)]
+
     def take(self, session: EagleSession) -> Grown:
         """See TreeDrafter."""
         if not session.tokens:

@@ -38,6 +38,8 @@ SEND_AGAIN: Final = 0.3
 """How much more often than with what was sent a grown tree must be of use to be sent again."""
 
 _RATE: Final = 0.1
+_NOBODY: Final = -1
+_WARM_UP: Final = 8
 
 
 class TreeSession:
@@ -112,6 +114,18 @@ class TreeDrafter(Drafter, Generic[SessionT]):
     @abstractmethod
     def run(self, work: Sequence[tuple[SessionT, SequenceRows]]) -> torch.Tensor:
         """Run rows: the logits of the wanted ones, float32 [wanted, V]."""
+
+    def warm_up(self) -> None:
+        """Do once what takes long the first time, and forget how long it took."""
+        self.open(_NOBODY, [0] * _WARM_UP, SamplingParams())
+        self.observe(_NOBODY, [], self.blank_features(_WARM_UP))
+        self.propose([Ask(_NOBODY, _WARM_UP, _WARM_UP, chain=False)])
+        self.close(_NOBODY)
+        self._pass_s = self._usual_s = self._usual_worth = 0.0
+
+    def blank_features(self, count: int) -> list[Features]:
+        """Features of the first positions, for warming up."""
+        return []
 
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """See Drafter."""

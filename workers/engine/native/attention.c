@@ -10,25 +10,26 @@
  *   keys   [layer][kv head][C / 16][D][16]   sixteen keys side by side, so that a score needs no
  *                                            horizontal sum; [C / 16][D / 2][16][2] in bfloat16
  *   values [layer][kv head][C][P]
- * Elements are float32, or bfloat16, of which queries and keys are multiplied in pairs and values are widened
- * when read. Sums are float32.
+ * Elements are float32, or bfloat16, which are multiplied in pairs: two elements of a head, or the values of two
+ * neighbouring positions, the first of which is even. Sums are float32.
  */
 #include "attention.h"
 
 #define TILE 6   /* (row, head) pairs computed side by side */
 #define UNROLL 4 /* key blocks in flight when there are few pairs */
 
-INLINE vec load(const void *base, int64_t index, int bfloat16) {
+INLINE vec load(const float *base, int64_t index) {
     vec out;
-    if (bfloat16) {
-        hvec half;
-        memcpy(&half, (const uint16_t *)base + index, sizeof half);
-        uvec bits = __builtin_convertvector(half, uvec) << 16;
-        memcpy(&out, &bits, sizeof out);
-    } else {
-        memcpy(&out, (const float *)base + index, sizeof out);
-    }
+    memcpy(&out, base + index, sizeof out);
     return out;
+}
+
+/* Sixteen values of two positions, side by side. */
+INLINE uvec load_pairs(const uint16_t *even, const uint16_t *odd) {
+    hvec low, high;
+    memcpy(&low, even, sizeof low);
+    memcpy(&high, odd, sizeof high);
+    return __builtin_convertvector(low, uvec) | __builtin_convertvector(high, uvec) << 16;
 }
 
 /* Scores of `pairs` queries against `blocks` blocks of sixteen keys. */
@@ -53,7 +54,7 @@ INLINE void score_blocks(const void *keys, int64_t block, int blocks, const void
     else
         for (int d = 0; d < head_dim; d++)
             for (int b = 0; b < blocks; b++) {
-                vec key = load(keys, ((block + b) * head_dim + d) * LANES, 0);
+                vec key = load(keys, ((block + b) * head_dim + d) * LANES);
                 for (int p = 0; p < pairs; p++) sum[b][p] = sum[b][p] + key * ((const float *)query[p])[d];
             }
     for (int b = 0; b < blocks; b++)
@@ -72,17 +73,39 @@ INLINE void score(const void *keys, int64_t from, int64_t to, const void *const 
 }
 
 /* out[p] += sum of weights[p][j] * values[j], for positions from <= j < to, `width` vectors wide. */
-INLINE void add_values(const void *values, int64_t stride, int64_t from, int64_t to,
-                       const float *const *weights, float *const *out, int pairs, int width,
-                       int bfloat16) {
+INLINE void add_values(const float *values, int64_t stride, int64_t from, int64_t to,
+                       const void *const *weights, float *const *out, int pairs, int width) {
     vec sum[TILE][4];
     for (int p = 0; p < pairs; p++)
-        for (int w = 0; w < width; w++) memcpy(&sum[p][w], out[p] + w * LANES, sizeof(vec));
+        for (int w = 0; w < width; w++) sum[p][w] = load(out[p], w * LANES);
     for (int64_t j = from; j < to; j++) {
         vec value[4];
-        for (int w = 0; w < width; w++) value[w] = load(values, j * stride + w * LANES, bfloat16);
+        for (int w = 0; w < width; w++) value[w] = load(values, j * stride + w * LANES);
         for (int p = 0; p < pairs; p++)
-            for (int w = 0; w < width; w++) sum[p][w] = sum[p][w] + value[w] * weights[p][j];
+            for (int w = 0; w < width; w++)
+                sum[p][w] = sum[p][w] + value[w] * ((const float *)weights[p])[j];
+    }
+    for (int p = 0; p < pairs; p++)
+        for (int w = 0; w < width; w++) memcpy(out[p] + w * LANES, &sum[p][w], sizeof(vec));
+}
+
+/* The same in bfloat16, for even `from` and `to`. Values of odd positions stand `odd` elements behind. */
+INLINE void add_value_pairs(const uint16_t *values, int64_t stride, int64_t odd, int64_t from,
+                            int64_t to, const void *const *weights, float *const *out, int pairs,
+                            int width) {
+    vec sum[TILE][4];
+    for (int p = 0; p < pairs; p++)
+        for (int w = 0; w < width; w++) sum[p][w] = load(out[p], w * LANES);
+    for (int64_t j = from; j < to; j += 2) {
+        const uint16_t *even = values + j * stride;
+        uvec value[4];
+        for (int w = 0; w < width; w++)
+            value[w] = load_pairs(even + w * LANES, even + odd + w * LANES);
+        for (int p = 0; p < pairs; p++) {
+            uint32_t pair;
+            memcpy(&pair, (const uint16_t *)weights[p] + j, 4);
+            for (int w = 0; w < width; w++) sum[p][w] = add_pairs(sum[p][w], value[w], pair);
+        }
     }
     for (int p = 0; p < pairs; p++)
         for (int w = 0; w < width; w++) memcpy(out[p] + w * LANES, &sum[p][w], sizeof(vec));
@@ -95,40 +118,42 @@ INLINE void score_any(const void *keys, int64_t from, int64_t to, const void *co
 #undef CALL
 }
 
-INLINE void add_any(const void *values, int64_t stride, int64_t from, int64_t to,
-                    const float *const *weights, float *const *out, int pairs, int head_width,
+/* Adds the values of positions from <= j < to; in bfloat16 pairs, whose odd ones stand `odd` elements behind. */
+INLINE void add_any(const void *values, int64_t stride, int64_t odd, int64_t from, int64_t to,
+                    const void *const *weights, float *const *out, int pairs, int head_width,
                     int bfloat16) {
     if (from >= to) return;
-    int done = 0;
-    for (; done + 4 <= head_width; done += 4) {
+    int step = 1;
+    for (int done = 0; done < head_width; done += step) {
         float *part[TILE] = {0};
         for (int p = 0; p < pairs; p++) part[p] = out[p] + done * LANES;
-        const void *base = bfloat16 ? (const void *)((const uint16_t *)values + done * LANES)
-                                    : (const void *)((const float *)values + done * LANES);
-#define CALL(n) add_values(base, stride, from, to, weights, part, n, 4, bfloat16)
-        UP_TO_SIX(pairs, CALL)
-#undef CALL
-    }
-    for (; done < head_width; done++) {
-        float *part[TILE] = {0};
-        for (int p = 0; p < pairs; p++) part[p] = out[p] + done * LANES;
-        const void *base = bfloat16 ? (const void *)((const uint16_t *)values + done * LANES)
-                                    : (const void *)((const float *)values + done * LANES);
-#define CALL(n) add_values(base, stride, from, to, weights, part, n, 1, bfloat16)
+        const float *full = (const float *)values + done * LANES;
+        const uint16_t *half = (const uint16_t *)values + done * LANES;
+        step = done + 4 <= head_width ? 4 : 1;
+#define CALL(n)                                                                                    \
+    if (bfloat16 && step == 4)                                                                     \
+        add_value_pairs(half, stride, odd, from, to, weights, part, n, 4);                         \
+    else if (bfloat16)                                                                             \
+        add_value_pairs(half, stride, odd, from, to, weights, part, n, 1);                         \
+    else if (step == 4)                                                                            \
+        add_values(full, stride, from, to, weights, part, n, 4);                                   \
+    else                                                                                           \
+        add_values(full, stride, from, to, weights, part, n, 1);
         UP_TO_SIX(pairs, CALL)
 #undef CALL
     }
 }
 
-/* Scores to weights, in place: scale, cap, mask outside low <= j < count, exponentiate. Returns the
- * sum of the weights. Lanes belong to absolute positions, so the order of the sum is theirs. */
-INLINE float softmax(float *scores, int64_t low, int64_t count, const shape *s) {
+/* Scores to weights, in place: scale, cap, mask outside low <= j < count, exponentiate; in bfloat16 they end up
+ * half as wide. Returns the sum of the weights before that. Lanes belong to absolute positions, so the order of
+ * the sum is theirs. */
+INLINE float softmax(float *scores, int64_t low, int64_t count, const shape *s, int bfloat16) {
     int64_t first = low / LANES * LANES, end = (count + LANES - 1) / LANES * LANES;
     for (int64_t j = first; j < low; j++) scores[j] = -INFINITY;
     for (int64_t j = count; j < end; j++) scores[j] = -INFINITY;
     vec max = splat(-INFINITY);
     for (int64_t j = first; j < end; j += LANES) {
-        vec x = load(scores, j, 0) * s->scale;
+        vec x = load(scores, j) * s->scale;
         if (s->softcap > 0)
             for (int lane = 0; lane < LANES; lane++)
                 x[lane] = x[lane] == -INFINITY ? x[lane] : s->softcap * tanhf(x[lane] / s->softcap);
@@ -138,9 +163,17 @@ INLINE float softmax(float *scores, int64_t low, int64_t count, const shape *s) 
     float top = horizontal_max(max);
     vec sum = splat(0);
     for (int64_t j = first; j < end; j += LANES) {
-        vec weight = exp_vec(load(scores, j, 0) - top);
-        memcpy(scores + j, &weight, sizeof weight);
+        vec weight = exp_vec(load(scores, j) - top);
         sum = sum + weight;
+        if (bfloat16) {
+            uvec bits;
+            memcpy(&bits, &weight, sizeof bits);
+            bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+            hvec half = __builtin_convertvector(bits, hvec);
+            memcpy((uint16_t *)scores + j, &half, sizeof half);
+        } else {
+            memcpy(scores + j, &weight, sizeof weight);
+        }
     }
     return horizontal_sum(sum);
 }
@@ -165,7 +198,7 @@ INLINE void attend_tile(const sequence *seq, const shape *s, int kv_head, int fi
 
     const void *q[TILE];
     float *scores[TILE], *sums[TILE];
-    const float *weights[TILE];
+    const void *weights[TILE];
     int64_t low[TILE] = {0}, count[TILE], same_low = 0, same_high = INT64_MAX, slots = 0;
     float total[TILE];
     for (int p = 0; p < pairs; p++) {
@@ -193,26 +226,37 @@ INLINE void attend_tile(const sequence *seq, const shape *s, int kv_head, int fi
         int64_t position = seq->contiguous[row];
         for (int32_t j = seq->tail_start[row]; j < seq->tail_start[row + 1]; j++)
             scores[p][position++] = scores[p][seq->base + seq->tail[j]];
-        total[p] = softmax(scores[p], low[p], count[p], s);
+        total[p] = softmax(scores[p], low[p], count[p], s, bfloat16);
+        if (bfloat16) low[p] &= ~(int64_t)1; /* The position before weighs nothing. */
+    }
+    if (bfloat16) {
+        same_low = (same_low + 1) & ~(int64_t)1;
+        same_high &= ~(int64_t)1;
     }
     if (same_high < same_low) same_high = same_low;
     for (int p = 0; p < pairs; p++) {
         int row = (first_pair + p) / group;
         int64_t until = seq->contiguous[row] < same_low ? seq->contiguous[row] : same_low;
-        add_any(values, padded, low[p], until, &weights[p], &sums[p], 1, head_width, bfloat16);
+        if (bfloat16) until &= ~(int64_t)1;
+        add_any(values, padded, padded, low[p], until, &weights[p], &sums[p], 1, head_width,
+                bfloat16);
     }
-    add_any(values, padded, same_low, same_high, weights, sums, pairs, head_width, bfloat16);
+    add_any(values, padded, padded, same_low, same_high, weights, sums, pairs, head_width, bfloat16);
     for (int p = 0; p < pairs; p++) {
         int row = (first_pair + p) / group, head = kv_head * group + (first_pair + p) % group;
+        int64_t contiguous = seq->contiguous[row], step = bfloat16 ? 2 : 1;
         int64_t rest = low[p] > same_high ? low[p] : same_high;
-        add_any(values, padded, rest, seq->contiguous[row], &weights[p], &sums[p], 1, head_width,
-                bfloat16);
-        int64_t position = seq->contiguous[row];
-        for (int32_t j = seq->tail_start[row]; j < seq->tail_start[row + 1]; j++, position++) {
-            if (position < low[p]) continue;
-            int64_t slot = seq->base + seq->tail[j];
-            const float *shifted = weights[p] + position - slot;
-            add_any(values, padded, slot, slot + 1, &shifted, &sums[p], 1, head_width, bfloat16);
+        int64_t until = bfloat16 ? contiguous & ~(int64_t)1 : contiguous;
+        add_any(values, padded, padded, rest, until, &weights[p], &sums[p], 1, head_width, bfloat16);
+        const int32_t *tail = seq->tail + seq->tail_start[row];
+        for (int64_t j = until > low[p] ? until : low[p]; j < count[p]; j += step) {
+            int64_t slot = j < contiguous ? j : seq->base + tail[j - contiguous], odd = 0;
+            /* Behind the last position nothing weighs anything, but it must be a number. */
+            if (bfloat16 && j + 1 < count[p])
+                odd = (j + 1 < contiguous ? j + 1 : seq->base + tail[j + 1 - contiguous]) - slot;
+            const char *shifted = values + (slot - j) * padded * size;
+            add_any(shifted, padded, odd * padded, j, j + step, &weights[p], &sums[p], 1,
+                    head_width, bfloat16);
         }
         int64_t at = ((int64_t)(seq->first_row + row) * s->query_heads + head) * head_dim;
         for (int d = 0; d < head_dim; d++) {

@@ -155,6 +155,8 @@ async def workers(
     else:
         configs = tuple(LookupConfig(name) for name in drafters)
         options["drafters"] = ()
+        # What would be elsewhere has processors of its own there: it is left one here.
+        options["num_threads"] = 1
         if not any(drafter.feature_window for drafter in drafters.values()):
             options["features"] = None
     target = TargetWorker(TargetConfig(**options))

@@ -83,6 +83,27 @@ async def test_of_several_drafters_one_may_fail(auto: bool, beside: bool) -> Non
 
 
 @pytest.mark.parametrize("beside", [False, True])
+async def test_a_drafter_that_can_neither_open_nor_close_costs_its_drafts_only(
+    beside: bool,
+) -> None:
+    """Beside the target it has its turn on the target's own thread."""
+    made = {"good": ReplayDrafter("true", VOCAB), "bad": ReplayDrafter("true", VOCAB)}
+    here, there = ({}, made) if not beside else (made, {})
+    async with harness(tiny.llama(), there, beside=here) as h:
+        request, off = await learn(h)
+
+        def fail(*arguments: object) -> None:
+            raise RuntimeError("told to fail")
+
+        made["bad"].open = made["bad"].close = fail  # type: ignore[method-assign]
+        for _ in range(2):
+            answer = await h.generate(request)
+            answer.same_as(off)
+            assert answer.stats.accepted_tokens > 150
+        await h.idle()
+
+
+@pytest.mark.parametrize("beside", [False, True])
 async def test_the_server_leaves_out_what_is_slow_and_useless(beside: bool) -> None:
     made = {"good": ReplayDrafter("true", VOCAB), "slow": ReplayDrafter("wrong", VOCAB)}
     made["slow"].delay_s = 0.05

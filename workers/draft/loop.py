@@ -253,4 +253,8 @@ class DraftLoop:
     def _drop(self, session: DraftSession) -> None:
         if session in self._sessions:
             self._sessions.discard(session)
-            self.drafter.close(session.number)
+            try:
+                self.drafter.close(session.number)
+            except Exception:
+                # The session is over anyway, and the thread serves others, or is the target's.
+                logger.exception("drafter %s failed to close a session", self.name)

@@ -153,8 +153,9 @@ class CoordinatorThresholds(Strict):
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="size of an HTTP body at most")
     mode: Mode = Field(
         DEFAULT_MODE,
-        description="what drafters do while the target verifies, where a request does not say",
+        description="what drafters on draft workers do while the target verifies, where a request "
+        "does not say",
     )
     max_patience_ms: float = Field(
-        50.0, ge=0, description="how long a target may ever wait for one proposal"
+        50.0, ge=0, description="how long a target may ever wait for a draft worker's proposal"
     )

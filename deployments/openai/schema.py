@@ -78,7 +78,8 @@ class SpeculationBody(BaseModel):
     verification: Literal["coupled"] = "coupled"
     mode: Mode | None = Field(
         None,
-        description="what drafters do while the target verifies; left out: the server's default",
+        description="what drafters on draft workers do while the target verifies; left out: the "
+        "server's default",
     )
     stats: bool = Field(False, description="add a `speculation` object to the answer")
 

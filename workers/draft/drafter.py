@@ -35,7 +35,7 @@ class Ask:
 
 
 class Drafter(ABC):
-    """Proposes token trees for many sessions. All calls come from one thread.
+    """Proposes token trees for many sessions. After `warm_up` all calls come from one thread.
 
     Nothing that it returns can make an answer wrong: the target verifies every token.
     `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do;
@@ -46,6 +46,10 @@ class Drafter(ABC):
     vocabulary_fingerprint: str = ""
     feature_window: int = 0
     feature_kind: FeatureKind | None = None
+
+    def warm_up(self) -> None:
+        """Do once what takes long the first time, before there is any session."""
+        return
 
     @abstractmethod
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:

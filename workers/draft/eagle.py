@@ -50,11 +50,6 @@ class HeadConfig:
         return "last" if self.version == "eagle" else "three"
 
     @property
-    def feature_width(self) -> int:
-        """Values of the target's features of one position."""
-        return int(self.target.hidden_size) * (1 if self.version == "eagle" else 3)
-
-    @property
     def head_dim(self) -> int:
         """Values of one attention head."""
         config = self.target

@@ -8,6 +8,7 @@ import torch
 from workers.draft.eagle import EagleHead
 from workers.draft.native_head import NativeHead
 from workers.engine import attention, linear
+from workers.engine.features import feature_width
 from workers.engine.kv_cache import KVPool, KVShape
 from workers.engine.native.attention import NativeStep
 from workers.engine.rows import RowBatch, SequenceRows
@@ -44,7 +45,7 @@ class HeadRunner:
 
     def blank_features(self, count: int) -> Features:
         """Features of the first positions that say nothing."""
-        width = self._head.config.feature_width
+        width = feature_width(self._head.config.target, self.feature_kind)
         data = bytes(count * width * self._shape.dtype.itemsize)
         return Features(0, count, width, str(self._shape.dtype).removeprefix("torch."), data)
 

@@ -11,18 +11,22 @@ import torch
 from workers.checkpoint import FeatureKind
 
 
+def feature_width(config: Any, kind: FeatureKind) -> int:
+    """Values of one position's features, by the text config of the target."""
+    return int(config.hidden_size) * (1 if kind == "last" else 3)
+
+
 class FeatureTap:
     """Takes the features of a model's rows as they pass; `width` values a row."""
 
     def __init__(self, module: Any, kind: FeatureKind) -> None:
         config = module.config.get_text_config()
+        self.width = feature_width(config, kind)
         self._parts: list[torch.Tensor] = []
         self._hooks: list[Any] = []
         if kind == "last":
-            self.width = config.hidden_size
             self._hooks.append(module.base_model.register_forward_hook(self._take_output))
         else:
-            self.width = 3 * config.hidden_size
             for layer in entered_layers(config.num_hidden_layers):
                 entered = module.base_model.layers[layer]
                 self._hooks.append(

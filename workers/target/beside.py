@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from workers.draft.group import GroupSession
 from workers.rpc import messages as m
 
+News = tuple[GroupSession, m.Commit]
+
 
 class BesideSession:
     """The drafters of one answer beside its target; what they hear of `known` tokens of it.
@@ -32,7 +34,7 @@ class BesideSession:
         price: float,
         pace: float,
         affordable: bool,
-    ) -> tuple[GroupSession, m.Commit] | None:
+    ) -> News | None:
         """What the drafters are to hear before their turn, if there is anything, of all committed `tokens`.
 
         While nobody is asked, or it is not affordable, they hear nothing, and later all that they have

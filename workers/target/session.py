@@ -18,7 +18,7 @@ from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
 from workers.rpc import messages as m
-from workers.target.beside import BesideSession
+from workers.target.beside import BesideSession, News
 from workers.target.counters import Counters
 from workers.target.proposals import Outlook, Proposals
 from workers.text import Detokenizer, StopStrings
@@ -109,7 +109,7 @@ class TargetSession:
         beside = self.beside.told if self.beside is not None else frozenset[str]()
         self.proposals.open_mailbox(self.tokens, self.request.prompt_len, beside)
 
-    def news_beside(self, price: float, pace: float, affordable: bool) -> Any:
+    def news_beside(self, price: float, pace: float, affordable: bool) -> News | None:
         """What the drafters beside the target are to hear before their turn; see BesideSession."""
         if self.beside is None:
             return None

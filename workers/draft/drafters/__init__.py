@@ -10,17 +10,20 @@ from workers.vocabulary import vocabulary_fingerprint
 
 
 def make(config: DrafterConfig, target: str) -> Drafter:
-    """The drafter of a config, for the model of this reference.
+    """The drafter of a config, for the model of this reference, warmed up.
 
     Raises ValueError if it cannot draft for it, and what loading a model raises.
     """
+    made: Drafter
     match config:
         case LookupConfig():
-            return LookupDrafter()
+            made = LookupDrafter()
         case ModelConfig():
-            return _model_drafter(config, target)
+            made = _model_drafter(config, target)
         case EagleConfig():
-            return _eagle_drafter(config, target)
+            made = _eagle_drafter(config, target)
+    made.warm_up()
+    return made
 
 
 def _model_drafter(config: ModelConfig, target: str) -> Drafter:
@@ -37,9 +40,7 @@ def _model_drafter(config: ModelConfig, target: str) -> Drafter:
             f"tokens, the target one of {tokenizer.get_vocab_size()}, and they differ; give a draft "
             "with the target's tokenizer, or set vocabulary: shared to draft what both have"
         )
-    made = ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
-    made.warm_up()
-    return made
+    return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
 
 
 def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
@@ -52,7 +53,7 @@ def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
 
     head = load_head(checkpoint.resolve(config.model), checkpoint.resolve(target))
     dtype = resolve_dtype(config.dtype, torch.device(config.device))
-    made = EagleDrafter(
+    return EagleDrafter(
         HeadRunner(head, dtype, config.device, config.window),
         vocabulary_fingerprint(_tokenizer(target)),
         config.num_slots,
@@ -61,8 +62,6 @@ def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
         config.steps,
         config.floor,
     )
-    made.warm_up()
-    return made
 
 
 def _tokenizer(target: str) -> Tokenizer:

@@ -116,7 +116,7 @@ class TreeDrafter(Drafter, Generic[SessionT]):
         """Run rows: the logits of the wanted ones, float32 [wanted, V]."""
 
     def warm_up(self) -> None:
-        """Do once what takes long the first time, and forget how long it took."""
+        """See Drafter; how long it took is forgotten."""
         self.open(_NOBODY, [0] * _WARM_UP, SamplingParams())
         self.observe(_NOBODY, [], self.blank_features(_WARM_UP))
         self.propose([Ask(_NOBODY, _WARM_UP, _WARM_UP, chain=False)])

@@ -166,10 +166,8 @@ INLINE float softmax(float *scores, int64_t low, int64_t count, const shape *s, 
         vec weight = exp_vec(load(scores, j) - top);
         sum = sum + weight;
         if (bfloat16) {
-            uvec bits;
-            memcpy(&bits, &weight, sizeof bits);
-            bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-            hvec half = __builtin_convertvector(bits, hvec);
+            /* Whatever becomes of NaN here, the sum keeps it. */
+            hvec half = to_bfloat16s(weight);
             memcpy((uint16_t *)scores + j, &half, sizeof half);
         } else {
             memcpy(scores + j, &weight, sizeof weight);

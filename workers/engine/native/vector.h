@@ -44,6 +44,13 @@ INLINE uint16_t to_bfloat16(float f) { /* to nearest, ties to even */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+/* The same for sixteen numbers, none of them NaN. */
+INLINE hvec to_bfloat16s(vec x) {
+    uvec bits;
+    memcpy(&bits, &x, sizeof bits);
+    return __builtin_convertvector((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, hvec);
+}
+
 INLINE vec splat(float x) { return (vec){0} + x; }
 
 /* a where the mask is -1, b where it is 0. */

@@ -8,7 +8,7 @@ PROTOS  := protos/inference.proto protos/speculation.proto
 PIP_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint format proto bench bench-peers gpu-check
+.PHONY: help setup serve test test-all lint format proto bench bench-peers chaos gpu-check
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,12 +42,15 @@ proto: setup ## Regenerate the modules of protos/
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 bench-peers: setup ## Rivals beside us, each in an environment of its own: steps, engines, servers (50 minutes)
-	for part in steps engines servers; do \
+	for part in steps engines differences servers; do \
 	  $(BIN)/python -m loadtest.peers $$part --config $(CONFIG) --pip-flags="$(PIP_FLAGS)" || exit 1; \
 	done
 
+chaos: setup ## Kill processes and pull cables for five minutes under load (root, for network namespaces)
+	$(BIN)/python -m loadtest.chaos
+
 gpu-check: setup ## Whether this machine's GPU serves well: make gpu-check [MODEL=folder] [DRAFT=folder]
-	$(BIN)/python -m workers.engine.device_check --device cuda \
+	$(BIN)/python -m workers.device_check --device cuda \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(DRAFT),--draft $(DRAFT))
 
 PROMPTS ?= loadtest/prompts/six_kinds.jsonl

@@ -1,29 +1,58 @@
 """The application graph: Coordinator → Target, Coordinator → Draft.
 
-`build` is what `deployments.yaml` names. Models run in the workers' own processes; their classes are
-imported there, so this module and the coordinator need no torch.
+`build` makes all three one application: what `deployments.yaml` names. `front`, `target` and `draft` make
+them applications of their own, which are upgraded and scaled apart; the front finds the others by name.
+Models run in the workers' own processes; their classes are imported there, so this module and the
+coordinator need no torch.
 """
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.exceptions import RayError
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments import grpc as grpc_door
-from deployments.config import AppConfig, CoordinatorThresholds, WorkerThresholds
+from deployments.config import (
+    AppConfig,
+    CoordinatorThresholds,
+    DataPlaneArgs,
+    DraftAppConfig,
+    DrafterArgs,
+    FrontConfig,
+    TargetAppConfig,
+    WorkerThresholds,
+)
 from deployments.coordinator import Coordinator as Core
+from deployments.coordinator import Workers
+from deployments.drafting import DraftPool
+from deployments.keys import Key, Limits
 from deployments.lease import WorkerPool
 from deployments.openai.routes import make_app
 from protos import inference_pb2 as pb
 from workers.checkpoint import head_features
-from workers.rpc.connection import DRAFT, TARGET
+from workers.rpc.connection import DRAFT, TARGET, WorkerKind
+from workers.rpc.errors import Unavailable
+from workers.rpc.security import Certificates, Security
 
 logger = logging.getLogger(__name__)
+
+LIMITS = "limits"
+LIMITS_TRIES = 5
+LIMITS_PAUSE_SECONDS = 0.2
+
+FRONT_CALLS = 4096
+"""Calls that a front holds at once: workers, whose places it does not know, queue and refuse."""
 
 
 def _core() -> Core:
@@ -39,16 +68,40 @@ class Coordinator:
     """HTTP and gRPC ingress; runs the rounds of the answers that come in here."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: dict[str, Any], target: DeploymentHandle, draft: DeploymentHandle | None
+        self, models: list[dict[str, Any]], data_plane: dict[str, Any]
     ) -> None:
+        """Serve models; handles are given, or names of applications."""
+        security = _security(data_plane)
         peer_id = serve.get_replica_context().replica_id.unique_id
-        targets = WorkerPool(TARGET, target, peer_id)
-        drafts = None if draft is None else WorkerPool(DRAFT, draft, peer_id)
-        self.core = Core(AppConfig.model_validate(config), targets, drafts)
+        pools: dict[tuple[str, str], WorkerPool] = {}
+
+        def pool(kind: WorkerKind, deployment: str, found: DeploymentHandle | str) -> WorkerPool:
+            # Models that share an application share its connections.
+            key = (deployment, found if isinstance(found, str) else deployment)
+            if key not in pools:
+                if isinstance(found, str):
+                    found = serve.get_deployment_handle(deployment, found)
+                pools[key] = WorkerPool(kind, found, peer_id, security)
+            return pools[key]
+
+        self.core = Core(
+            [
+                Workers(
+                    model["model_id"],
+                    pool(TARGET, "Target", model["target"]),
+                    tuple(
+                        DraftPool(pool(DRAFT, "Draft", handle), frozenset(drafters))
+                        for handle, drafters in model["drafts"]
+                    ),
+                )
+                for model in models
+            ],
+            _SharedLimits(),
+        )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new thresholds."""
-        self.core.thresholds = CoordinatorThresholds.model_validate(user_config)
+        self.core.reconfigure(CoordinatorThresholds.model_validate(user_config))
 
     async def Generate(
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
@@ -67,13 +120,42 @@ class Coordinator:
         return await grpc_door.info(self.core, request, grpc_context)
 
 
+class _SharedLimits:
+    """The one actor that counts the answers of all coordinators; see Counts."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def enter(self, coordinator: str, key: Key, answers: int) -> str:
+        """Raises Unavailable if the limits cannot be looked up: nobody enters without them."""
+        return str(await self._call("enter", coordinator, key, answers))
+
+    async def leave(self, coordinator: str, key_id: str, answers: int) -> None:
+        await self._call("leave", coordinator, key_id, answers)
+
+    async def report(self, coordinator: str, running: Mapping[str, int]) -> None:
+        await self._call("report", coordinator, running)
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        for _ in range(LIMITS_TRIES):
+            try:
+                # Serve replaces an actor that dies: its handle must be looked up anew then.
+                self._actor = self._actor or serve.get_deployment_actor(LIMITS)
+                return await getattr(self._actor, name).remote(*arguments)
+            except (RayError, ValueError):
+                self._actor = None
+                await asyncio.sleep(LIMITS_PAUSE_SECONDS)
+        raise Unavailable("the limits of API keys cannot be looked up now; try again later")
+
+
 class WorkerReplica:
     """A replica that runs one worker: Serve leases its sessions, the data plane carries them."""
 
     _worker: Any = None
 
     async def lease(self) -> AsyncIterator[tuple[str, str]]:
-        """Yield (address, lease id) once, then hold the lease until it ends."""
+        """Yield (address, lease id) once, then hold the lease until it ends. Raises if the worker is ill."""
+        self._worker.check_health()
         async with contextlib.aclosing(self._worker.leases.hold()) as leases:
             async for lease_id in leases:
                 yield self._worker.address, lease_id
@@ -99,39 +181,164 @@ class WorkerReplica:
 class Target(WorkerReplica):
     """One target worker."""
 
-    async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, config: dict[str, Any], data_plane: dict[str, Any]
+    ) -> None:
         from workers.target.config import TargetConfig
         from workers.target.server import TargetWorker
 
         drafters = drafter_configs(config.pop("drafters"))
-        self._worker = TargetWorker(TargetConfig(**config, drafters=drafters))
+        target = TargetConfig(**config, drafters=drafters)
+        self._ranks = _Ranks(target)
+        self._worker = TargetWorker(
+            target, ranks_meet_in=self._ranks.folder, security=_security(data_plane)
+        )
         await self._worker.start()
+
+    def check_health(self) -> None:
+        """Raise if the worker cannot work any more."""
+        self._ranks.check()
+        super().check_health()
+
+
+class _Ranks:
+    """The ranks of a target other than its own process: actors of the same group on the same machine.
+
+    They end with the replica that owns them.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.folder: Path | None = None
+        self._running: dict[Any, int] = {}
+        if config.tensor_parallel_size == 1:
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="slipstream-ranks-"))
+        group = ray.util.get_current_placement_group()
+        for rank in range(1, config.tensor_parallel_size):
+            bundle = dict(group.bundle_specs[rank])
+            actor = _Rank.options(  # type: ignore[attr-defined]
+                num_cpus=bundle.pop("CPU", 0),
+                num_gpus=bundle.pop("GPU", 0),
+                resources=bundle,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=rank
+                ),
+            ).remote()
+            self._running[actor.follow.remote(config, rank, self.folder)] = rank
+
+    def check(self) -> None:
+        """Raise RuntimeError if one has ended."""
+        ended, _ = ray.wait(list(self._running), timeout=0) if self._running else ([], [])
+        for task in ended:
+            raise RuntimeError(f"rank {self._running[task]} of the model has ended")
+
+
+@ray.remote
+class _Rank:
+    """A rank other than 0 of a target's model."""
+
+    def follow(self, config: Any, rank: int, folder: Path) -> None:
+        """Take part until rank 0 ends."""
+        from workers.target.ranks import follow
+
+        follow(config, rank, folder)
 
 
 class Draft(WorkerReplica):
     """One draft worker."""
 
-    async def __init__(self, drafts: list[dict[str, Any]], target: str) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, drafts: list[dict[str, Any]], target: str, data_plane: dict[str, Any]
+    ) -> None:
         from workers.draft.config import DraftConfig
         from workers.draft.server import DraftWorker
 
-        self._worker = DraftWorker(DraftConfig(drafter_configs(drafts), target))
+        config = DraftConfig(drafter_configs(drafts), target)
+        self._worker = DraftWorker(config, security=_security(data_plane))
         await self._worker.start()
 
 
 def build(args: AppConfig) -> serve.Application:
-    """The application of one config; options of a deployment can be overridden in the YAML file.
-
-    A worker's calls are its sessions: those that run and as many that wait. The coordinator takes more
-    calls than all of them, because waiting and fairness belong to the target's scheduler.
-    """
-    sessions = 2 * args.target.max_num_seqs
-    target = _deployment(Target, sessions, max_queued_requests=sessions).bind(target_options(args))
-    draft = None
-    drafters = drafter_options(args, "draft")
+    """The application of one config; options of a deployment can be overridden in the YAML file."""
+    drafts = []
+    drafters = drafter_options(args.drafts, "draft")
     if drafters:
-        draft = _deployment(Draft, 2 * sessions).bind(drafters, args.target.model)
-    return _deployment(Coordinator, 8 * sessions).bind(args.model_dump(), target, draft)
+        sessions = 4 * args.target.max_num_seqs
+        bound = _draft(drafters, args.target.model, sessions, args.data_plane)
+        drafts.append((bound, [drafter["name"] for drafter in drafters]))
+    model = {"model_id": args.model_id, "target": _target(args), "drafts": drafts}
+    # More calls than all that it sends on: waiting and fairness belong to the target's scheduler.
+    return _coordinator(16 * args.target.max_num_seqs, [model], args.data_plane)
+
+
+def front(args: FrontConfig) -> serve.Application:
+    """A coordinator before applications of targets and draft workers, which it finds by their names."""
+    models = [
+        {
+            "model_id": model.model_id,
+            "target": model.target,
+            "drafts": [(pool.app, list(pool.drafters)) for pool in model.drafts],
+        }
+        for model in args.models
+    ]
+    return _coordinator(FRONT_CALLS, models, args.data_plane)
+
+
+def target(args: TargetAppConfig) -> serve.Application:
+    """Targets of one model, and the drafters beside them."""
+    return _target(args)
+
+
+def draft(args: DraftAppConfig) -> serve.Application:
+    """Draft workers."""
+    drafters = drafter_options(args.drafts, "draft")
+    return _draft(drafters, args.target, args.max_sessions, args.data_plane)
+
+
+def _coordinator(
+    calls: int, models: list[dict[str, Any]], data_plane: DataPlaneArgs
+) -> serve.Application:
+    limits = DeploymentActorConfig(
+        name=LIMITS, actor_class=ray.remote(Limits), actor_options={"num_cpus": 0}
+    )
+    deployment = _deployment(Coordinator, calls, deployment_actors=[limits])
+    return deployment.bind(models, data_plane.model_dump())
+
+
+def _target(args: AppConfig) -> serve.Application:
+    """A worker's calls are its sessions: those that run, and as many that wait."""
+    sessions = 2 * args.target.max_num_seqs
+    options: dict[str, Any] = {"max_queued_requests": sessions}
+    if args.target.tensor_parallel_size > 1:
+        # A bundle for each rank, on one machine; the first is the replica's own.
+        bundle = {"CPU": 1.0} if args.target.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+        options["placement_group_bundles"] = [bundle] * args.target.tensor_parallel_size
+        options["placement_group_strategy"] = "STRICT_PACK"
+    return _deployment(Target, sessions, **options).bind(
+        target_options(args), args.data_plane.model_dump()
+    )
+
+
+def _draft(
+    drafters: list[dict[str, Any]], target: str, sessions: int, data_plane: DataPlaneArgs
+) -> serve.Application:
+    return _deployment(Draft, sessions).bind(drafters, target, data_plane.model_dump())
+
+
+def _security(data_plane: dict[str, Any]) -> Security:
+    """What the processes of a data plane show each other; files are read where the process runs."""
+    args = DataPlaneArgs.model_validate(data_plane)
+    host = ray.util.get_node_ip_address() if args.host == "node" else args.host
+    token = Path(args.token_file).read_text().strip() if args.token_file else ""
+    if args.token_file and not token:
+        raise ValueError(f"data_plane.token_file: {args.token_file} is empty")
+    certificates = None
+    if args.tls_folder:
+        folder = Path(args.tls_folder)
+        files = ("tls.crt", "tls.key", "ca.crt")
+        certificate, key, authority = (folder.joinpath(file).read_bytes() for file in files)
+        certificates = Certificates(certificate, key, authority, args.tls_name)
+    return Security(host, token, certificates)
 
 
 def target_options(args: AppConfig) -> dict[str, Any]:
@@ -141,7 +348,7 @@ def target_options(args: AppConfig) -> dict[str, Any]:
         "model_id": args.model_id,
         "max_draft_tokens": args.target.drafted_rows,
         "features": _features(args),
-        "drafters": drafter_options(args, "target"),
+        "drafters": drafter_options(args.drafts, "target"),
     }
 
 
@@ -153,10 +360,10 @@ def _features(args: AppConfig) -> str | None:
     return kinds.pop() if kinds else None
 
 
-def drafter_options(args: AppConfig, placement: str) -> list[dict[str, Any]]:
+def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[str, Any]]:
     """The options of the drafters at a place, as the worker's config has them, and their kind."""
     made = []
-    for draft in args.drafts:
+    for draft in drafts:
         options = draft.model_dump()
         if options.pop("placement") != placement:
             continue

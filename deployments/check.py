@@ -21,12 +21,28 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig, CoordinatorThresholds, LookupArgs, WorkerThresholds
+from deployments.config import (
+    AppConfig,
+    CoordinatorThresholds,
+    DraftAppConfig,
+    FrontConfig,
+    LookupArgs,
+    Strict,
+    TargetAppConfig,
+    WorkerThresholds,
+)
 from workers.checkpoint import CheckpointError, locate
 
-BUILDER: Final = "deployments.app:build"
+MODULE: Final = "deployments.app"
+BUILDERS: Final[dict[str, tuple[type[Strict], tuple[str, ...]]]] = {
+    f"{MODULE}:build": (AppConfig, ("Coordinator", "Target", "Draft")),
+    f"{MODULE}:front": (FrontConfig, ("Coordinator",)),
+    f"{MODULE}:target": (TargetAppConfig, ("Target",)),
+    f"{MODULE}:draft": (DraftAppConfig, ("Draft",)),
+}
+"""What makes an application: its arguments, and its deployments."""
+
 SERVICER: Final = "protos.inference_pb2_grpc.add_InferenceServicer_to_server"
-DEPLOYMENTS: Final = ("Coordinator", "Target", "Draft")
 
 
 def check(config: Any) -> list[str]:
@@ -40,8 +56,14 @@ def check(config: Any) -> list[str]:
     servicers = (config.get("grpc_options") or {}).get("grpc_servicer_functions") or []
     if SERVICER not in servicers:
         problems.append(f"grpc_options.grpc_servicer_functions: {SERVICER} is missing")
-    for index, application in enumerate(config["applications"]):
+    applications = dict(enumerate(config["applications"]))
+    for index, application in applications.items():
         problems += _check_application(application, f"applications.{index}")
+    if not problems:
+        by_name = {application["name"]: application for application in applications.values()}
+        for index, application in applications.items():
+            if application["import_path"] == f"{MODULE}:front":
+                problems += _check_pools(application["args"], by_name, f"applications.{index}.args")
     return problems
 
 
@@ -92,29 +114,39 @@ def _can_bind(host: str, port: int) -> bool:
 
 
 def _check_application(application: dict[str, Any], place: str) -> Iterator[str]:
-    if application["import_path"] != BUILDER:
-        yield (
-            f"{place}.import_path: {application['import_path']!r} is none of ours; use {BUILDER!r}"
-        )
+    path = application["import_path"]
+    if path not in BUILDERS:
+        yield f"{place}.import_path: {path!r} is none of ours{_suggest(path, BUILDERS)}"
         return
-    problems = _validate(AppConfig, application.get("args") or {}, f"{place}.args")
+    schema, deployments = BUILDERS[path]
+    problems = _validate(schema, application.get("args") or {}, f"{place}.args")
     yield from problems
-    config = None if problems else AppConfig.model_validate(application["args"])
-    if config is not None:
+    if "Coordinator" not in deployments and application.get("route_prefix", "/") is not None:
+        yield f"{place}.route_prefix: {deployments[0]} answers no HTTP; set it to null"
+    config = None if problems else schema.model_validate(application["args"])
+    seats, ranks = 0, 1
+    if isinstance(config, AppConfig):
+        seats, ranks = config.target.max_num_seqs, config.target.tensor_parallel_size
+    if isinstance(config, AppConfig | DraftAppConfig):
         yield from _check_models(config, f"{place}.args")
-    seats = 0 if config is None else config.target.max_num_seqs
-    drafts = config is None or any(draft.placement == "draft" for draft in config.drafts)
+        drafted = any(draft.placement == "draft" for draft in config.drafts)
     for index, deployment in enumerate(application.get("deployments") or []):
         here = f"{place}.deployments.{index}"
         name = deployment["name"]
-        if name not in DEPLOYMENTS:
-            yield f"{here}.name: {name!r} is no deployment{_suggest(name, DEPLOYMENTS)}"
+        if name not in deployments:
+            yield f"{here}.name: {name!r} is no deployment here{_suggest(name, deployments)}"
         else:
             thresholds = CoordinatorThresholds if name == "Coordinator" else WorkerThresholds
             given = deployment.get("user_config") or {}
             yield from _validate(thresholds, given, f"{here}.user_config")
-        if name == "Draft" and not drafts:
+        if name == "Draft" and config is not None and not drafted:
             yield f"{here}: Draft has nothing to run: no drafter has the placement draft; leave it out"
+        bundles = deployment.get("placement_group_bundles") or []
+        if name == "Target" and bundles and len(bundles) != ranks:
+            yield (
+                f"{here}.placement_group_bundles: {len(bundles)} bundles for a tensor_parallel_size of "
+                f"{ranks}: each rank needs one"
+            )
         calls = deployment.get("max_ongoing_requests", seats)
         if isinstance(calls, int) and calls < seats:
             yield (
@@ -123,9 +155,40 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
             )
 
 
-def _check_models(config: AppConfig, place: str) -> Iterator[str]:
+def _check_pools(args: dict[str, Any], by_name: dict[str, Any], place: str) -> Iterator[str]:
+    """What a front asks of applications that are not there."""
+    front = FrontConfig.model_validate(args)
+    for index, model in enumerate(front.models):
+        here = f"{place}.models.{index}"
+        found = by_name.get(model.target)
+        if found is None or found["import_path"] != f"{MODULE}:target":
+            yield f"{here}.target: {model.target!r} is no application of {MODULE}:target in this file"
+            continue
+        target = TargetAppConfig.model_validate(found["args"])
+        beside = {draft.name for draft in target.drafts}
+        for number, pool in enumerate(model.drafts):
+            where = f"{here}.drafts.{number}"
+            found = by_name.get(pool.app)
+            if found is None or found["import_path"] != f"{MODULE}:draft":
+                yield f"{where}.app: {pool.app!r} is no application of {MODULE}:draft in this file"
+                continue
+            there = {draft.name for draft in DraftAppConfig.model_validate(found["args"]).drafts}
+            for name in pool.drafters:
+                if name not in there:
+                    yield f"{where}.drafters: {pool.app} has no drafter {name!r}{_suggest(name, there)}"
+                if name in beside:
+                    yield f"{where}.drafters: {name!r} is the name of a drafter beside the target, too"
+
+
+def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[str]:
     """What is wrong with the models that a config names; nothing is downloaded or converted."""
-    references = {f"{place}.target.model": config.target.model} | {
+    target = f"{place}.target"
+    references = (
+        {f"{target}.model": config.target.model}
+        if isinstance(config, AppConfig)
+        else {target: config.target}
+    )
+    references |= {
         f"{place}.drafts.{index}.model": draft.model
         for index, draft in enumerate(config.drafts)
         if not isinstance(draft, LookupArgs)

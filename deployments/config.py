@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
 from workers.request import DEFAULT_MODE, Mode
+from workers.rpc.security import LOOPBACK
 
 
 class Strict(BaseModel):
@@ -23,6 +24,12 @@ class TargetArgs(Strict):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="ranks that each hold a part of the model, on a device of their own of one machine",
+    )
     max_model_len: int = Field(0, ge=0, description="0 takes the model's own")
     max_num_seqs: int = Field(256, ge=1, description="answers that run at once on one replica")
     max_num_batched_tokens: int = Field(2048, ge=16, description="rows of one step at most")
@@ -116,8 +123,40 @@ class EagleArgs(GrowingArgs):
 DrafterArgs = Annotated[LookupArgs | ModelArgs | EagleArgs, Field(discriminator="kind")]
 
 
-class AppConfig(Strict):
-    """One served model and its drafters.
+class DataPlaneArgs(Strict):
+    """The ports between our processes: who may reach them, and how."""
+
+    host: str = Field(
+        LOOPBACK,
+        description="address that workers listen on; node: the address of their node. Anything but loopback "
+        "needs token_file or tls_folder",
+    )
+    token_file: str | None = Field(None, description="file with a token that all processes share")
+    tls_folder: str | None = Field(
+        None, description="folder with tls.crt, tls.key and ca.crt: both sides show certificates"
+    )
+    tls_name: str = Field("slipstream", description="the name that certificates are made out to")
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Self:
+        if self.host not in (LOOPBACK, "::1", "localhost") and not (
+            self.token_file or self.tls_folder
+        ):
+            raise ValueError(
+                f"data_plane: on {self.host}, others than this machine can reach the workers: set token_file "
+                "or tls_folder"
+            )
+        return self
+
+
+class Application(Strict):
+    """What every application has."""
+
+    data_plane: DataPlaneArgs = DataPlaneArgs()
+
+
+class AppConfig(Application):
+    """One served model and its drafters, in one application.
 
     Ray puts a hash of these into every deployment's version: a change restarts them. What may change
     while they run belongs to `user_config`.
@@ -128,13 +167,84 @@ class AppConfig(Strict):
     drafts: tuple[DrafterArgs, ...] = ()
 
     @model_validator(mode="after")
-    def _names_differ(self) -> "AppConfig":
-        names = [draft.name for draft in self.drafts]
-        if len(set(names)) < len(names):
-            raise ValueError(f"drafts: names must differ, got {', '.join(names)}")
-        if "auto" in names:
-            raise ValueError('drafts: the name "auto" is taken: it leaves the choice to the server')
+    def _names_differ(self) -> Self:
+        _check_names([draft.name for draft in self.drafts])
         return self
+
+
+class TargetAppConfig(AppConfig):
+    """Targets as an application of their own, with the drafters beside them."""
+
+    @model_validator(mode="after")
+    def _drafters_are_beside(self) -> Self:
+        for draft in self.drafts:
+            if draft.placement != "target":
+                raise ValueError(
+                    f"drafts: {draft.name} has placement {draft.placement}: draft workers are an "
+                    "application of their own (deployments.app:draft)"
+                )
+        return self
+
+
+class DraftAppConfig(Application):
+    """Draft workers as an application of their own."""
+
+    target: str = Field(
+        min_length=1,
+        description="the model that they draft for, a reference as the target's `model`",
+    )
+    drafts: tuple[DrafterArgs, ...] = Field(min_length=1)
+    max_sessions: int = Field(64, ge=1, description="answers that a worker drafts for at once")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        _check_names([draft.name for draft in self.drafts])
+        for draft in self.drafts:
+            if draft.placement != "draft":
+                raise ValueError(
+                    f"drafts: {draft.name} has placement target: it belongs to the target's application"
+                )
+        return self
+
+
+class DraftPoolArgs(Strict):
+    """An application of draft workers, as a front uses it."""
+
+    app: str = Field(min_length=1, description="name of the application")
+    drafters: tuple[str, ...] = Field(min_length=1, description="those of its drafters to use")
+
+
+class ServedModelArgs(Strict):
+    """A model of a front."""
+
+    model_id: str = Field(min_length=1, description="the name that clients use")
+    target: str = Field(min_length=1, description="name of its targets' application")
+    drafts: tuple[DraftPoolArgs, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        _check_names([name for pool in self.drafts for name in pool.drafters])
+        return self
+
+
+class FrontConfig(Application):
+    """A front before applications of targets and draft workers: one model or several."""
+
+    models: tuple[ServedModelArgs, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ids_differ(self) -> Self:
+        ids = [model.model_id for model in self.models]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"models: model_id must differ, got {', '.join(ids)}")
+        return self
+
+
+def _check_names(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"drafts: names must differ, got {', '.join(names)}")
+    if "auto" in names:
+        raise ValueError('drafts: the name "auto" is taken: it leaves the choice to the server')
 
 
 class WorkerThresholds(Strict):
@@ -150,6 +260,16 @@ class CoordinatorThresholds(Strict):
     """`user_config` of the Coordinator: changed without a restart."""
 
     request_limit_s: float = Field(600.0, gt=0, description="seconds until an answer is given up")
+    failover_wait_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that an answer whose target is lost waits for another with the same weights",
+    )
+    api_keys_file: str | None = Field(
+        None,
+        description="file of the keys that callers must have (deployments/keys.py); read at each change "
+        "of user_config",
+    )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="size of an HTTP body at most")
     mode: Mode = Field(
         DEFAULT_MODE,

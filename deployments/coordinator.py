@@ -1,4 +1,4 @@
-"""The coordinator: turns requests into generations and knows the model behind them.
+"""The coordinator: turns requests into generations and knows the models behind them.
 
 Both front doors, HTTP and gRPC, come here with the same meaning.
 """
@@ -17,7 +17,9 @@ from typing import Any
 import grpc.aio
 
 from deployments.choice import Records
-from deployments.config import AppConfig, CoordinatorThresholds
+from deployments.config import CoordinatorThresholds
+from deployments.drafting import DraftPool
+from deployments.keys import Counts, Gate
 from deployments.lease import WorkerPool
 from deployments.metrics import ConnectedWorker, Metrics
 from deployments.round import Generation, GenerationRequest, Speculation
@@ -35,11 +37,12 @@ LEARN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model as its target introduced it."""
+class Workers:
+    """The workers of one model."""
 
-    info: m.WorkerInfo
-    tokenizer: PromptTokenizer
+    model_id: str
+    targets: WorkerPool
+    drafts: tuple[DraftPool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,66 +80,121 @@ class Options:
 
 
 class Coordinator:
-    """Serves one model: knows its tokenizer and limits, and starts generations.
+    """Serves models: `model` finds one by the name that a request gives."""
 
-    `model` raises Unavailable until a target has introduced itself.
-    """
-
-    def __init__(self, config: AppConfig, targets: WorkerPool, drafts: WorkerPool | None) -> None:
-        self.config = config
+    def __init__(self, workers: Sequence[Workers], counts: Counts) -> None:
         self.thresholds = CoordinatorThresholds()
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._targets = targets
-        self._drafts = drafts
-        self._records = Records()
+        self.gate = Gate(counts, self.worker_id)
         self.metrics = Metrics()
-        self._model: ServedModel | None = None
+        self.models = {of.model_id: ServedModel(of, self) for of in workers}
+
+    def model(self, name: str | None) -> "ServedModel":
+        """The model of this name; left out, the only one.
+
+        Raises NotFound if there is none, Unavailable until one of its targets has introduced itself.
+        """
+        if not name and len(self.models) == 1:
+            (name,) = self.models
+        known = ", ".join(repr(model_id) for model_id in self.models)
+        if not name:
+            raise InvalidRequest(f"model is left out; this server has {known}", "model")
+        if name not in self.models:
+            raise NotFound(f"the model {name!r} does not exist; this server has {known}")
+        model = self.models[name]
+        if not model.known:
+            raise Unavailable(
+                f"no target worker of {name!r} has introduced itself yet; try again later"
+            )
+        return model
+
+    def reconfigure(self, thresholds: CoordinatorThresholds) -> None:
+        """Take new thresholds. A key file that is unusable leaves the old keys in place.
+
+        Raises OSError or ValueError if there are none yet: better nobody than everybody.
+        """
+        try:
+            self.gate.read(thresholds.api_keys_file)
+        except (OSError, ValueError) as error:
+            if not self.gate.guarded:
+                raise
+            logger.error("the old API keys stay: %s", error)
+        self.thresholds = thresholds
+
+    async def workers(self) -> list[ConnectedWorker]:
+        """The workers that are connected, at least one of each pool."""
+        pools = {
+            id(pool): (role, pool) for model in self.models.values() for role, pool in model.pools
+        }
+        found = []
+        for role, pool in pools.values():
+            if not pool.connections():
+                with contextlib.suppress(ServiceError):
+                    async with pool.lease(time.monotonic() + LEARN_SECONDS):
+                        pass
+            for connection in pool.connections():
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    status = await connection.stub.GetStatus(
+                        pb.GetStatusRequest(),
+                        timeout=LEARN_SECONDS,
+                        metadata=connection.metadata,
+                    )
+                    found.append(
+                        ConnectedWorker(connection.info, role, status, *connection.messages)
+                    )
+        return found
+
+
+class ServedModel:
+    """One model: its tokenizer and limits, as a target introduced them, and its answers."""
+
+    info: m.WorkerInfo
+    tokenizer: PromptTokenizer
+
+    def __init__(self, workers: Workers, coordinator: Coordinator) -> None:
+        self.model_id = workers.model_id
+        self.known = False
+        self._workers = workers
+        self._coordinator = coordinator
+        self._records = Records()
         self._learning = asyncio.create_task(self._learn())
 
     @property
-    def model(self) -> ServedModel:
-        """The model that is served."""
-        if self._model is None:
-            raise Unavailable("no target worker has introduced itself yet; try again later")
-        return self._model
+    def drafter_names(self) -> tuple[str, ...]:
+        """The drafters that requests may name: those beside the target, and those of the draft pools."""
+        beside = [drafter.name for drafter in self.info.drafters]
+        return (*beside, *(name for pool in self._workers.drafts for name in sorted(pool.drafters)))
 
     @property
-    def drafter_names(self) -> tuple[str, ...]:
-        """The drafters that requests may name."""
-        return tuple(draft.name for draft in self.config.drafts)
-
-    def check_model(self, name: str | None) -> None:
-        """Raise NotFound unless `name` is the served model or left out."""
-        if name and name != self.config.model_id:
-            raise NotFound(
-                f"the model {name!r} does not exist; this server has {self.config.model_id!r}"
-            )
+    def pools(self) -> list[tuple[str, WorkerPool]]:
+        """The pools of its workers, and their roles."""
+        drafts = [("draft", pool.workers) for pool in self._workers.drafts]
+        return [("target", self._workers.targets), *drafts]
 
     def requests(
-        self, prompt: Sequence[int], options: Options, choices: int = 1
+        self, prompt: Sequence[int], options: Options, key_id: str = "", choices: int = 1
     ) -> list[GenerationRequest]:
-        """The requests of `choices` answers to one prompt, within the model's limits.
+        """The requests of `choices` answers to one prompt, within the model's limits, for a caller's key.
 
         Raises InvalidRequest naming the limit that is broken.
         """
-        model = self.model
         if options.truncate_prompt_tokens is not None:
             keep = options.truncate_prompt_tokens
-            prompt = prompt[-(model.info.max_model_len - 1 if keep == -1 else keep) :]
+            prompt = prompt[-(self.info.max_model_len - 1 if keep == -1 else keep) :]
         self._check_prompt(prompt)
-        room = model.info.max_model_len - len(prompt)
+        room = self.info.max_model_len - len(prompt)
         max_tokens = options.max_tokens
         if max_tokens is None:
             max_tokens = min(
-                room, int(model.tokenizer.sampling_defaults.get("max_new_tokens", room))
+                room, int(self.tokenizer.sampling_defaults.get("max_new_tokens", room))
             )
         if max_tokens > room:
             raise InvalidRequest(
                 f"max_tokens is {max_tokens}, but after a prompt of {len(prompt)} tokens the model's "
-                f"length of {model.info.max_model_len} leaves {room}",
+                f"length of {self.info.max_model_len} leaves {room}",
                 "max_tokens",
             )
-        if options.priority and self.config.target.scheduling_policy != "priority":
+        if options.priority and not self.info.obeys_priority:
             raise InvalidRequest(
                 "priority needs a target with scheduling_policy: priority", "priority"
             )
@@ -159,7 +217,7 @@ class Coordinator:
         except ValueError as error:
             # Our own messages begin with the name of the parameter.
             raise InvalidRequest(str(error), str(error).split(" ", 1)[0]) from error
-        limit = self.thresholds.request_limit_s
+        limit = self._coordinator.thresholds.request_limit_s
         return [
             GenerationRequest(
                 prompt=tuple(prompt),
@@ -170,6 +228,7 @@ class Coordinator:
                 prompt_only=max_tokens == 0,
                 show_special_tokens=options.show_special_tokens,
                 priority=options.priority,
+                key_id=key_id,
                 speculation=self._speculation(options.speculation),
                 deadline=time.monotonic() + min(limit, options.timeout_s or limit),
             )
@@ -180,52 +239,35 @@ class Coordinator:
         """A generation for the request; it starts when its pieces are iterated."""
         return Generation(
             request,
-            self._targets,
-            self._drafts,
-            self.thresholds.max_patience_ms,
+            self._workers.targets,
+            self._workers.drafts,
+            self._coordinator.thresholds,
             self._records,
-            self.metrics.ended,
+            self._coordinator.metrics.ended,
         )
-
-    async def workers(self) -> list[ConnectedWorker]:
-        """The workers that are connected, at least one of each pool."""
-        found = []
-        for role, pool in (("target", self._targets), ("draft", self._drafts)):
-            if pool is None:
-                continue
-            if not pool.connections():
-                with contextlib.suppress(ServiceError):
-                    async with pool.lease(time.monotonic() + LEARN_SECONDS):
-                        pass
-            for connection in pool.connections():
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    status = await connection.stub.GetStatus(
-                        pb.GetStatusRequest(), timeout=LEARN_SECONDS
-                    )
-                    found.append(
-                        ConnectedWorker(connection.info, role, status, *connection.messages)
-                    )
-        return found
 
     async def _learn(self) -> None:
         """Get to know the model from the first target that answers."""
-        while self._model is None:
+        while not self.known:
             try:
-                async with self._targets.lease() as lease:
+                async with self._workers.targets.lease() as lease:
                     connection = lease.connection
                     files = await connection.stub.GetTokenizer(
-                        pb.GetTokenizerRequest(), timeout=LEARN_SECONDS
+                        pb.GetTokenizerRequest(),
+                        timeout=LEARN_SECONDS,
+                        metadata=connection.metadata,
                     )
-                    tokenizer = await asyncio.to_thread(PromptTokenizer, files)
-                    self._model = ServedModel(connection.info, tokenizer)
+                    self.tokenizer = await asyncio.to_thread(PromptTokenizer, files)
+                    self.info = connection.info
+                    self.known = True
             except Exception:
                 # Whatever is wrong now, the next target may be right; /health says that none was yet.
                 logger.exception("a target could not be asked for its model; trying again")
                 await asyncio.sleep(1.0)
-        logger.info("serving %s: %s", self.config.model_id, self._model.info)
+        logger.info("serving %s: %s", self.model_id, self.info)
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
-        info = self.model.info
+        info = self.info
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
         self._check_ids("prompt", prompt)
@@ -237,7 +279,7 @@ class Coordinator:
             )
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        vocab_size = self.model.info.vocab_size
+        vocab_size = self.info.vocab_size
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise InvalidRequest(
@@ -247,7 +289,7 @@ class Coordinator:
     def _sampling(self, options: Options) -> dict[str, Any]:
         """Fields of SamplingParams: the model's own defaults, and over them what the request gives."""
         known = {field.name for field in fields(SamplingParams)}
-        defaults = self.model.tokenizer.sampling_defaults
+        defaults = self.tokenizer.sampling_defaults
         merged: dict[str, Any] = {
             name: int(value) if name == "top_k" else value
             for name, value in defaults.items()
@@ -271,7 +313,7 @@ class Coordinator:
                 f"{', '.join(self.drafter_names) or 'none'}",
                 "speculation.drafter",
             )
-        allowed = self.model.info.max_tree_nodes
+        allowed = self.info.max_tree_nodes
         wanted = allowed if options.max_draft_tokens is None else options.max_draft_tokens
         if not 0 <= wanted <= limits.MAX_TREE_NODES:
             raise InvalidRequest(
@@ -285,5 +327,5 @@ class Coordinator:
             max_draft_tokens=min(wanted, allowed),
             tree=options.tree,
             auto=auto,
-            mode=options.mode or self.thresholds.mode,
+            mode=options.mode or self._coordinator.thresholds.mode,
         )

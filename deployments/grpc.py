@@ -8,7 +8,8 @@ from typing import Final, cast, get_args
 
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.coordinator import Coordinator, Options, SpeculationOptions
+from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
+from deployments.keys import Gate, Key
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from protos import inference_pb2 as pb
@@ -28,24 +29,25 @@ async def generate(
     """Inference.Generate."""
     request_id = f"gen-{secrets.token_hex(12)}"
     try:
-        _check_peer(context)
-        coordinator.check_model(request.model)
-        prompt = await _prompt(coordinator, request)
-        asked = coordinator.requests(prompt, _options(request))[0]
+        key = _identify(coordinator.gate, context)
+        model = coordinator.model(request.model)
+        prompt = await _prompt(model, request)
+        asked = model.requests(prompt, _options(request), "" if key is None else key.id)[0]
         if asked.prompt_only:
             raise InvalidRequest("max_tokens must be at least 1, not 0", "max_tokens")
-        generation = coordinator.generation(asked)
+        generation = model.generation(asked)
         tokens = 0
-        async for piece in generation.pieces():
-            tokens += len(piece.tokens)
-            response = _response(request_id, piece)
-            if piece.finished is not None:
-                response.finish_reason = _REASONS[piece.finished.reason]
-                response.usage.prompt_tokens = len(prompt)
-                response.usage.completion_tokens = tokens
-                if request.speculation.stats:
-                    response.speculation.CopyFrom(_stats(generation.stats))
-            yield response
+        async with coordinator.gate.admit(key, 1):
+            async for piece in generation.pieces():
+                tokens += len(piece.tokens)
+                response = _response(request_id, piece)
+                if piece.finished is not None:
+                    response.finish_reason = _REASONS[piece.finished.reason]
+                    response.usage.prompt_tokens = len(prompt)
+                    response.usage.completion_tokens = tokens
+                    if request.speculation.stats:
+                        response.speculation.CopyFrom(_stats(generation.stats))
+                yield response
     except ServiceError as error:
         raise _with_status(context, error) from error
 
@@ -55,8 +57,8 @@ async def info(
 ) -> pb.InfoResponse:
     """Inference.Info."""
     try:
-        _check_peer(context)
-        model = coordinator.model.info
+        _identify(coordinator.gate, context)
+        model = coordinator.model(request.model)
         workers = await coordinator.workers()
     except ServiceError as error:
         raise _with_status(context, error) from error
@@ -67,11 +69,11 @@ async def info(
         worker_id=coordinator.worker_id,
     )
     return pb.InfoResponse(
-        model=coordinator.config.model_id,
-        max_model_len=model.max_model_len,
-        dtype=model.dtype,
-        drafters=coordinator.drafter_names,
-        feature_bytes_per_token=model.feature_bytes_per_token,
+        model=model.model_id,
+        max_model_len=model.info.max_model_len,
+        dtype=model.info.dtype,
+        drafters=model.drafter_names,
+        feature_bytes_per_token=model.info.feature_bytes_per_token,
         processes=[
             here,
             *(
@@ -91,12 +93,16 @@ async def info(
     )
 
 
-def _check_peer(context: RayServegRPCContext) -> None:
-    """Serve's gRPC proxy listens on every interface and knows no credentials: only this host may call."""
+def _identify(gate: Gate, context: RayServegRPCContext) -> Key | None:
+    """The caller's key. Serve's gRPC proxy listens everywhere: without keys only this host may call."""
+    if gate.guarded:
+        metadata = dict(context.invocation_metadata() or ())
+        return gate.identify(str(metadata.get("authorization", "")).removeprefix("Bearer "))
     if not context.peer().startswith(_LOOPBACK):
         raise PermissionDenied(
-            "the gRPC port answers this host only: use HTTP behind a proxy that authenticates"
+            "without API keys the gRPC port answers this host only: set api_keys_file on the server"
         )
+    return None
 
 
 def _with_status(context: RayServegRPCContext, error: ServiceError) -> Exception:
@@ -106,8 +112,8 @@ def _with_status(context: RayServegRPCContext, error: ServiceError) -> Exception
     return error
 
 
-async def _prompt(coordinator: Coordinator, request: pb.GenerateRequest) -> list[int]:
-    tokenizer = coordinator.model.tokenizer
+async def _prompt(model: ServedModel, request: pb.GenerateRequest) -> list[int]:
+    tokenizer = model.tokenizer
     match request.WhichOneof("prompt"):
         case "text":
             return await tokenizer.encode(request.text)

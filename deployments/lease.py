@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -13,19 +14,25 @@ from ray.serve.handle import DeploymentHandle
 
 from workers.rpc.connection import Connection, WorkerKind
 from workers.rpc.errors import NoCapacity, ServiceError, Unavailable
+from workers.rpc.security import Security
 
 logger = logging.getLogger(__name__)
 
 ATTEMPT_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
+LAST_WORDS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to one session on the worker at the other end of `connection`."""
+    """The right to one session on the worker at the other end of `connection`.
+
+    `ended` is set when the worker, or the cluster for it, has ended the lease.
+    """
 
     lease_id: str
     connection: Connection
+    ended: asyncio.Event
 
 
 class WorkerPool:
@@ -34,10 +41,13 @@ class WorkerPool:
     Serve chooses the worker and counts the session; the data goes over one connection per worker.
     """
 
-    def __init__(self, kind: WorkerKind, handle: DeploymentHandle, peer_id: str) -> None:
+    def __init__(
+        self, kind: WorkerKind, handle: DeploymentHandle, peer_id: str, security: Security
+    ) -> None:
         self._kind = kind
         self._handle = handle.options(method_name="lease", stream=True, _by_reference=False)
         self._peer_id = peer_id
+        self._security = security
         self._connections: dict[str, asyncio.Task[Connection]] = {}
 
     def connections(self) -> list[Connection]:
@@ -49,8 +59,8 @@ class WorkerPool:
         ]
 
     @contextlib.asynccontextmanager
-    async def lease(self, deadline: float | None = None) -> AsyncIterator[Lease]:
-        """Hold a lease for the length of the block.
+    async def lease(self, deadline: float | None = None, weights: str = "") -> AsyncIterator[Lease]:
+        """Hold a lease for the length of the block, on a worker with this fingerprint of weights if given.
 
         Waits for a free worker until `deadline` on time.monotonic's clock, for ever if None. Raises
         NoCapacity if the pool's queue is full or the deadline passes while all workers are busy,
@@ -63,6 +73,8 @@ class WorkerPool:
                     async with asyncio.timeout(ATTEMPT_SECONDS):
                         address, lease_id = await anext(calls)
                     connection = await self._connection(address)
+                    if weights not in ("", connection.info.weights_fingerprint):
+                        raise Unavailable(f"{connection.info.worker_id} has other weights")
                 except BackPressureError as error:
                     raise NoCapacity(
                         f"the {self._kind.name} pool's queue is full; try again later"
@@ -77,7 +89,12 @@ class WorkerPool:
                             f"no {self._kind.name} worker answers: {error}"
                         ) from error
                 else:
-                    yield Lease(lease_id, connection)
+                    ended = asyncio.Event()
+                    watch = asyncio.create_task(_watch(calls, ended))
+                    try:
+                        yield Lease(lease_id, connection, ended)
+                    finally:
+                        watch.cancel()
                     return
             finally:
                 # A call that has failed raises its error once more when it is cancelled.
@@ -90,9 +107,25 @@ class WorkerPool:
         self._connections = {a: t for a, t in self._connections.items() if not _is_dead(t)}
         if address not in self._connections:
             self._connections[address] = asyncio.create_task(
-                Connection.connect(self._kind, address, self._peer_id)
+                Connection.connect(self._kind, address, self._peer_id, self._security)
             )
         return await asyncio.shield(self._connections[address])
+
+
+async def tell_when_ended(lease: Lease, lost: Callable[[ServiceError], None]) -> None:
+    """A lease that ends while its session goes on: the worker has forgotten it, or is no more."""
+    await lease.ended.wait()
+    # What the worker said last may still be on its way.
+    await asyncio.sleep(LAST_WORDS_SECONDS)
+    lost(Unavailable("the worker has ended the lease"))
+
+
+async def _watch(calls: AsyncIterator[Any], ended: asyncio.Event) -> None:
+    # A lease that ends by an error is over as well.
+    with contextlib.suppress(Exception):
+        async for _ in calls:
+            pass
+    ended.set()
 
 
 def _is_dead(task: asyncio.Task[Connection]) -> bool:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from deployments.stats import RequestStats
+from deployments.stats import Fault, RequestStats
 from protos import speculation_pb2 as pb
 from workers.rpc import messages as m
 
@@ -54,6 +54,14 @@ class Metrics:
             name: Counter(f"slipstream_{name}", text, ["drafter"], registry=self._registry)
             for name, text in _ANSWERS.items()
         }
+        self._faults = Counter(
+            "slipstream_faults",
+            "Workers that answers have lost, and messages that came twice or left a gap.",
+            ["kind"],
+            registry=self._registry,
+        )
+        for kind in get_args(Fault):
+            self._faults.labels(kind)
         self._workers = _Workers()
         self._registry.register(self._workers)
         ProcessCollector("slipstream_coordinator", registry=self._registry)
@@ -63,6 +71,8 @@ class Metrics:
         for name, counter in self._counters.items():
             amount = 1 if name == "answers" else getattr(stats, name)
             counter.labels(stats.drafter or "none").inc(amount)
+        for kind, count in stats.faults.items():
+            self._faults.labels(kind).inc(count)
 
     def text(self, workers: Sequence[ConnectedWorker]) -> bytes:
         """All metrics in Prometheus's text format, with what the workers say now."""

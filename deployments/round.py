@@ -7,30 +7,44 @@ peer is passed on at once from where it arrives, so no await on one peer stands 
     the target verifies and commits     →  the drafter hears what is new     (commit)
                                         →  the client gets it                (emit)
 
-Drafters are on a draft worker or beside the target; those hear of commits and propose on the spot, and tell
-what they propose here as well.
-Losing every drafter changes nothing but the speed.
+Drafters are on draft workers (drafting.py) or beside the target; those hear of commits and propose on the
+spot, and tell what they propose here as well.
+Losing every drafter changes nothing but the speed. Losing the target makes a pause: another with the same
+weights goes on behind the tokens that are there.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from deployments.choice import Choice, Records
-from deployments.lease import WorkerPool
+from deployments.config import CoordinatorThresholds
+from deployments.drafting import DraftPool, Seat
+from deployments.lease import WorkerPool, tell_when_ended
 from deployments.stats import RequestStats
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel
-from workers.rpc.errors import DeadlineExceeded, FailedPrecondition, ServiceError, from_code
+from workers.rpc.errors import (
+    DeadlineExceeded,
+    NoCapacity,
+    ServiceError,
+    Unavailable,
+    from_code,
+)
 
 logger = logging.getLogger(__name__)
 
-DRAFT_RETRY_SECONDS = 1.0
 REMEMBERED_COMMITS = 64
+LOSSES_IN_A_ROW: Final = 5
+"""An answer that loses so many targets without a token in between may be what they die of."""
+
+_LOST: Final = frozenset(["UNAVAILABLE", "CANCELLED", "FAILED_PRECONDITION"])
+"""What a target says when it ends, takes a lease back, or has never granted it: another one can go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,7 @@ class GenerationRequest:
     prompt_only: bool = False
     show_special_tokens: bool = False
     priority: int = 0
+    key_id: str = ""
 
 
 @dataclass(slots=True)
@@ -90,34 +105,34 @@ class Generation:
         self,
         request: GenerationRequest,
         targets: WorkerPool,
-        drafts: WorkerPool | None,
-        max_patience_ms: float,
+        drafts: Sequence[DraftPool],
+        thresholds: CoordinatorThresholds,
         records: Records,
         ended: Callable[[RequestStats], None],
     ) -> None:
         self.request = request
         self.stats = RequestStats()
+        self.tokens = list(request.prompt)
         self._targets = targets
-        self._drafts = drafts
-        self._max_patience_ms = max_patience_ms
+        self._thresholds = thresholds
         self._ended = ended
-        self._tokens = list(request.prompt)
         self._target: Channel
-        self._vocabulary = ""
-        self._draft: Channel | None = None
+        self._info: m.WorkerInfo
+        self._weights = ""
+        self._losses = 0
         self._beside: frozenset[str] = frozenset()
+        wanted = frozenset(request.speculation.drafters if request.speculation.enabled else ())
+        self._seats = [Seat(self, pool) for pool in drafts if pool.drafters & wanted]
         self._choice = Choice(
             records, request.speculation.auto, request.speculation.max_draft_tokens
         )
         self._asked = m.Asked(frozenset(), frozenset())
-        self._drafted_to = 0
-        self._reads_features = self._features_come = False
-        self._features_from = 0
+        self._features_flow = False
         self._committed_at: dict[int, float] = {}
-        self._draft_lost = asyncio.Event()
         self._cheaper = asyncio.Event()
         self._piece = Piece()
         self._error: ServiceError | None = None
+        self._lost: ServiceError | None = None
         self._news = asyncio.Event()
 
     async def pieces(self) -> AsyncGenerator[Piece]:
@@ -128,42 +143,77 @@ class Generation:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(lambda: self._ended(self.stats))
-            lease = await stack.enter_async_context(self._targets.lease(self.request.deadline))
-            self._vocabulary = lease.connection.info.vocabulary_fingerprint
-            self._beside = self._usable(lease.connection.info)
-            self._join(self._beside)
-            # Those beside the target begin with the session.
-            self._asked = m.Asked(self._beside, frozenset())
-            self._target = lease.connection.open(
-                self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
-            )
-            stack.callback(self._target.close)
-            self._ask(self._choice.asked)
-            elsewhere = frozenset(self.request.speculation.drafters) - self._beside
-            if self._drafts is not None and elsewhere and self.request.speculation.enabled:
-                drafting = asyncio.create_task(self._keep_drafting(self._drafts))
-                stack.callback(drafting.cancel)
+            for seat in self._seats:
+                stack.callback(asyncio.create_task(seat.hold()).cancel)
+            deadline = self.request.deadline
             while True:
-                await self._wait_for_news()
-                piece, self._piece = self._piece, Piece()
-                # What was committed before an error still belongs to the client.
-                if piece.tokens or piece.finished is not None:
-                    yield piece
-                if piece.finished is not None:
-                    return
-                if self._error is not None:
-                    raise self._error
+                async with self._on_a_target(deadline):
+                    while True:
+                        await self._wait_for_news()
+                        piece, self._piece = self._piece, Piece()
+                        # What was committed before an error still belongs to the client.
+                        if piece.tokens or piece.finished is not None:
+                            yield piece
+                        if piece.finished is not None:
+                            return
+                        if self._error is not None:
+                            raise self._error
+                        if self._lost is not None:
+                            break
+                # A failover has its own limit; until then the request's holds.
+                wait_s = self._thresholds.failover_wait_s
+                deadline = min(self.request.deadline, time.monotonic() + wait_s)
+
+    @contextlib.asynccontextmanager
+    async def _on_a_target(self, deadline: float) -> AsyncIterator[None]:
+        """Have a session on a target; after a loss on one with the same weights, behind what there is."""
+        lost, self._lost = self._lost, None
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                lease = await stack.enter_async_context(
+                    self._targets.lease(deadline, self._weights)
+                )
+            except (NoCapacity, Unavailable) as error:
+                if lost is None:
+                    raise
+                raise Unavailable(
+                    f"the target was lost ({lost}), and no other with the same weights took over in "
+                    f"{self._thresholds.failover_wait_s:g} s: {error}"
+                ) from error
+            self._info = lease.connection.info
+            self._weights = self._info.weights_fingerprint
+            self._choice.lose(self._beside)
+            self._beside = self.usable(self._info)
+            self._join(self._beside)
+            # Those beside the target begin with the session; features flow when they are asked for.
+            self._asked = m.Asked(self._beside, frozenset())
+            self._features_flow = False
+            for seat in self._seats:
+                seat.features_asked(False)
+            try:
+                self._target = lease.connection.open(
+                    self._open_target(lease.lease_id), lambda channel: _TargetSide(self)
+                )
+            except Unavailable as error:
+                self.target_lost(error)
+            else:
+                stack.callback(self._target.close)
+                watch = asyncio.create_task(tell_when_ended(lease, self.target_lost))
+                stack.callback(watch.cancel)
+                self._cheaper.set()
+                self._ask(self._choice.asked)
+            yield
 
     def proposed(self, proposal: m.Proposal) -> None:
         """Propose: what a drafter offers goes to the target, unless the answer has left it already."""
-        if proposal.base_len > len(self._tokens):
+        if proposal.base_len > len(self.tokens):
             return  # For tokens that nobody has committed.
         if not proposal.again:
             self._count(proposal)
         if proposal.drafter not in self._asked.elsewhere:
             return
-        late = proposal.base_len < len(self._tokens)
-        if not late or proposal.tree.rebase(self._tokens[proposal.base_len :]):
+        late = proposal.base_len < len(self.tokens)
+        if not late or proposal.tree.rebase(self.tokens[proposal.base_len :]):
             self._target.send(m.Propose(proposal.drafter, proposal.base_len, proposal.tree))
 
     def _count(self, proposal: m.Proposal) -> None:
@@ -177,12 +227,19 @@ class Generation:
         self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
 
     def committed(self, committed: m.Committed) -> None:
-        """Commit: what the target verified goes to the drafter. Emit: and to the client."""
-        first = len(self._tokens) == len(self.request.prompt)
-        self._tokens += committed.tokens
+        """Commit: what the target verified goes to the drafters. Emit: and to the client."""
+        if committed.base_len < len(self.tokens):
+            self.stats.faults["duplicate"] += 1
+            return
+        if committed.base_len > len(self.tokens):
+            self._missed(committed.base_len)
+            return
+        first = len(self.tokens) == len(self.request.prompt)
+        self._losses = 0
+        self.tokens += committed.tokens
         if not first:
             self.stats.committed(committed)
-            self._choice.committed(self._tokens, committed)
+            self._choice.committed(self.tokens, committed)
             if not self._choice.priced_out:
                 self._cheaper.set()
         if self._choice.drafters:
@@ -196,35 +253,101 @@ class Generation:
 
     def prompt_scored(self, scored: m.PromptLogprobs) -> None:
         """Log-probabilities of a part of the prompt; they leave with the first token."""
-        self._piece.prompt_logprobs += scored.logprobs
+        come = len(self._piece.prompt_logprobs)
+        # The first token of a prompt has none.
+        if scored.first_position == come + 1:
+            self._piece.prompt_logprobs += scored.logprobs
+        elif scored.first_position > come + 1:
+            self._missed(scored.first_position)
 
     def featured(self, features: m.Features) -> None:
-        """Features of what was committed before the drafter came, or while it was not asked."""
-        if self._draft is not None:
-            self._features_from = features.end
-            self._draft.send(features)
+        """Features of what was committed before a drafter came, or while it was not asked."""
+        for seat in self._seats:
+            seat.feature(features)
 
     def finished(self, finished: m.Finished) -> None:
         """The answer is complete."""
-        self._piece.finished = m.Finished("length") if self.request.prompt_only else finished
+        if finished.length != len(self.tokens):
+            self._missed(finished.length)
+            return
+        if self.request.prompt_only:
+            finished = m.Finished("length", finished.length)
+        self._piece.finished = finished
         self._news.set()
 
     def failed(self, error: ServiceError) -> None:
-        """The target cannot go on."""
+        """The answer cannot go on."""
         self._error = error
         self._news.set()
+
+    def target_lost(self, error: ServiceError) -> None:
+        """The target cannot go on; another may."""
+        if self._piece.finished is not None or self._lost is not None:
+            return
+        logger.warning("after %d tokens a target is lost: %s", len(self.tokens), error)
+        self._losses += 1
+        self.stats.faults["target_lost"] += 1
+        if self._losses >= LOSSES_IN_A_ROW:
+            self.failed(
+                Unavailable(f"{self._losses} targets in a row were lost over this answer: {error}")
+            )
+            return
+        if len(self.tokens) == len(self.request.prompt):
+            # Those of the prompt are computed anew.
+            self._piece.prompt_logprobs.clear()
+        self._lost = error
+        self._news.set()
+
+    def _missed(self, length: int) -> None:
+        """What the target said does not join what is here."""
+        self.stats.faults["gap"] += 1
+        self._target.close()
+        self.target_lost(
+            Unavailable(f"a message got lost: it goes on at {length}, not {len(self.tokens)}")
+        )
 
     def drafter_failed(self, failed: m.Failed) -> None:
         """One of several drafters is gone; the others go on."""
         logger.info("drafter %s: %s", failed.drafter, failed.message)
-        self._lose({failed.drafter})
-        if not self._choice.drafters - self._beside:
-            self._draft_lost.set()
+        self.stats.faults["drafter_failed"] += 1
+        self.left(frozenset([failed.drafter]))
+
+    def joined(self, seat: Seat) -> None:
+        """See Drafted."""
+        self._join(seat.drafters)
+        self._ask(self._choice.asked)
+
+    def left(self, drafters: frozenset[str]) -> None:
+        """See Drafted."""
+        self._choice.lose(drafters)
+        self._ask(self._choice.asked)
 
     def draft_lost(self, error: ServiceError) -> None:
-        """Drafting is over for now: the target must not wait for it."""
+        """See Drafted."""
         logger.info("drafting stops for now: %s", error)
-        self._draft_lost.set()
+        self.stats.faults["draft_lost"] += 1
+
+    async def until_worthwhile(self) -> None:
+        """See Drafted."""
+        while not self._weights or self._choice.priced_out:
+            self._cheaper.clear()
+            await self._cheaper.wait()
+
+    def usable(self, worker: m.WorkerInfo) -> frozenset[str]:
+        """See Drafted."""
+        if not self.request.speculation.enabled:
+            return frozenset()
+        return frozenset(
+            drafter.name
+            for drafter in worker.drafters
+            if drafter.name in self.request.speculation.drafters
+            and drafter.vocabulary_fingerprint in ("", self._info.vocabulary_fingerprint)
+            and drafter.feature_width in (0, self._info.feature_width)
+        )
+
+    def _join(self, drafters: frozenset[str]) -> None:
+        self._choice.join(drafters)
+        self.stats.drafter = "+".join(sorted(self._choice.drafters))
 
     def _tell_drafters(self, committed: m.Committed) -> None:
         """Who is to propose, and what was committed; those beside the target know the second already.
@@ -232,41 +355,41 @@ class Generation:
         A draft worker where nobody is asked hears nothing until somebody is.
         """
         self._ask(self._choice.asked)
-        now = time.monotonic()
-        self._committed_at[len(self._tokens)] = now
+        self._committed_at[len(self.tokens)] = time.monotonic()
         if len(self._committed_at) > REMEMBERED_COMMITS:
             del self._committed_at[next(iter(self._committed_at))]
-        if self._draft is None or not self._asked.elsewhere:
-            return
-        features: tuple[m.Features, ...] = ()
-        if not self._features_come:
-            self._want_features()
-        elif committed.features is not None:
-            features = (committed.features,)
-            self._features_from = committed.features.end
-        tokens = tuple(self._tokens[self._drafted_to :])
-        self._draft.send(
-            m.Commit(
-                self._drafted_to,
-                tokens,
-                features,
-                self._asked.elsewhere,
-                committed.price,
-                committed.pace,
-            )
-        )
-        self._drafted_to = len(self._tokens)
+        for seat in self._seats:
+            asked = seat.drafters & self._asked.elsewhere
+            if asked:
+                seat.commit(committed, asked)
+        self._want_features()
 
     def _ask(self, drafters: frozenset[str]) -> None:
         """These are to answer commits from now on; the target waits for nobody else."""
         asked = m.Asked(drafters & self._beside, drafters - self._beside)
-        if asked == self._asked:
-            return
-        if self._features_come and not asked.elsewhere:
-            self._features_come = False
+        if asked != self._asked:
+            self._asked = asked
+            self._target.send(asked)
+            self._want_features()
+
+    def _want_features(self) -> None:
+        """Ask for the features that the drafters elsewhere have not got, and for those to come."""
+        readers = [
+            seat
+            for seat in self._seats
+            if seat.reads_features and seat.drafters & self._asked.elsewhere
+        ]
+        missing = [seat for seat in readers if seat.missing_features is not None]
+        if missing:
+            first = min(seat.missing_features or 0 for seat in missing)
+            self._target.send(m.FeaturesWanted(first))
+            for seat in missing:
+                seat.features_asked(True)
+        elif self._features_flow and not readers:
             self._target.send(m.FeaturesWanted(None))
-        self._asked = asked
-        self._target.send(asked)
+            for seat in self._seats:
+                seat.features_asked(False)
+        self._features_flow = bool(readers)
 
     async def _wait_for_news(self) -> None:
         try:
@@ -277,82 +400,21 @@ class Generation:
         if self._error is None:
             self._news.clear()
 
-    async def _keep_drafting(self, drafts: WorkerPool) -> None:
-        """Hold a session on a draft worker; when it is lost, take another after a while."""
-        while True:
-            # Where nothing would be verified, not even a place is taken.
-            while self._choice.priced_out:
-                self._cheaper.clear()
-                await self._cheaper.wait()
-            try:
-                async with drafts.lease() as lease:
-                    self._draft_lost.clear()
-                    joining = self._usable(lease.connection.info) - self._beside
-                    if not joining:
-                        raise FailedPrecondition(
-                            f"draft worker {lease.connection.info.worker_id} has no drafter for the "
-                            f"target's vocabulary among {', '.join(self.request.speculation.drafters)}"
-                        )
-                    self._draft = lease.connection.open(
-                        self._open_draft(lease.lease_id, joining), lambda channel: _DraftSide(self)
-                    )
-                    self._drafted_to = len(self._tokens)
-                    infos = [d for d in lease.connection.info.drafters if d.name in joining]
-                    self._reads_features = any(info.needs_features for info in infos)
-                    self._features_come = False
-                    window = max(info.feature_window for info in infos)
-                    self._features_from = max(0, len(self._tokens) - window)
-                    self._join(joining)
-                    self._ask(self._choice.asked)
-                    self._want_features()
-                    try:
-                        await self._draft_lost.wait()
-                    finally:
-                        self._draft.close()
-            except ServiceError as error:
-                logger.info("no drafting for now: %s", error)
-            finally:
-                self._draft = None
-                self._lose(self._choice.drafters - self._beside)
-            await asyncio.sleep(DRAFT_RETRY_SECONDS)
-
-    def _want_features(self) -> None:
-        """Ask for the features that the drafters elsewhere have not got, and for those to come."""
-        if self._reads_features and self._asked.elsewhere:
-            self._features_come = True
-            self._target.send(m.FeaturesWanted(self._features_from))
-
-    def _usable(self, worker: m.WorkerInfo) -> frozenset[str]:
-        """The drafters of a worker that this request wants and that work on the target's vocabulary."""
-        if not self.request.speculation.enabled:
-            return frozenset()
-        return frozenset(
-            drafter.name
-            for drafter in worker.drafters
-            if drafter.name in self.request.speculation.drafters
-            and drafter.vocabulary_fingerprint in ("", self._vocabulary)
-        )
-
-    def _join(self, drafters: frozenset[str]) -> None:
-        self._choice.join(drafters)
-        self.stats.drafter = "+".join(sorted(self._choice.drafters))
-
-    def _lose(self, drafters: Iterable[str]) -> None:
-        self._choice.lose(drafters)
-        self._ask(self._choice.asked)
-
     def _open_target(self, lease_id: str) -> m.OpenTarget:
+        begun = len(self.tokens) > len(self.request.prompt)
         return m.OpenTarget(
             lease_id=lease_id,
-            tokens=tuple(self._tokens),
+            tokens=tuple(self.tokens),
             prompt_len=len(self.request.prompt),
             sampling=self.request.sampling,
             stopping=self.request.stopping,
             logprobs=self.request.logprobs,
-            prompt_logprobs=self.request.prompt_logprobs,
+            # They left with the first token.
+            prompt_logprobs=None if begun else self.request.prompt_logprobs,
             show_special_tokens=self.request.show_special_tokens,
             priority=self.request.priority,
-            patience_ms=self._max_patience_ms,
+            key_id=self.request.key_id,
+            patience_ms=self._thresholds.max_patience_ms,
             drafters=tuple(sorted(self._beside)),
             max_nodes=self.request.speculation.max_draft_tokens,
             chain=not self.request.speculation.tree,
@@ -360,11 +422,12 @@ class Generation:
             insists=not self.request.speculation.auto,
         )
 
-    def _open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:
+    def open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:
+        """See Drafted."""
         speculation = self.request.speculation
         return m.OpenDraft(
             lease_id=lease_id,
-            tokens=tuple(self._tokens),
+            tokens=tuple(self.tokens),
             sampling=self.request.sampling,
             drafters=tuple(sorted(drafters)),
             max_nodes=speculation.max_draft_tokens,
@@ -394,27 +457,10 @@ class _TargetSide:
                 self._generation.drafter_failed(message)
             case m.Finished():
                 self._generation.finished(message)
+            case m.Failed(code, text) if code in _LOST:
+                self._generation.target_lost(from_code(code, text))
             case m.Failed(code, text):
                 self._generation.failed(from_code(code, text))
 
     def disconnected(self, error: ServiceError) -> None:
-        self._generation.failed(error)
-
-
-class _DraftSide:
-    """What the drafter says."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-
-    def receive(self, message: m.FromDraftMessage) -> None:
-        match message:
-            case m.Proposal():
-                self._generation.proposed(message)
-            case m.Failed(drafter=name) if name:
-                self._generation.drafter_failed(message)
-            case m.Failed(code, text):
-                self._generation.draft_lost(from_code(code, text))
-
-    def disconnected(self, error: ServiceError) -> None:
-        self._generation.draft_lost(error)
+        self._generation.target_lost(error)

@@ -1,8 +1,13 @@
 """What speculation did for one request."""
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 from workers.rpc import messages as m
+
+Fault = Literal["target_lost", "draft_lost", "drafter_failed", "gap", "duplicate"]
+"""What can go wrong on the way of an answer that its reader does not notice."""
 
 
 @dataclass(slots=True)
@@ -20,6 +25,7 @@ class RequestStats:
     committed_tokens: int = 0
     proposals: int = 0
     hits: int = 0
+    faults: Counter[Fault] = field(default_factory=Counter)
     _tested: list[int] = field(default_factory=list)
     _accepted: list[int] = field(default_factory=list)
 

@@ -117,7 +117,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., peer_id: _Optional[str] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "process_id", "host", "model_id", "weights_fingerprint", "vocabulary_fingerprint", "vocab_size", "max_model_len", "max_sessions", "max_tree_nodes", "dtype", "row_invariant", "drafters", "feature_width")
+    __slots__ = ("protocol_version", "worker_id", "process_id", "host", "model_id", "weights_fingerprint", "vocabulary_fingerprint", "vocab_size", "max_model_len", "max_sessions", "max_tree_nodes", "dtype", "row_invariant", "drafters", "feature_width", "obeys_priority")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class WorkerInfo(_message.Message):
     ROW_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    OBEYS_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     process_id: int
@@ -148,21 +149,22 @@ class WorkerInfo(_message.Message):
     row_invariant: bool
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterInfo]
     feature_width: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., dtype: _Optional[str] = ..., row_invariant: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ..., feature_width: _Optional[int] = ...) -> None: ...
+    obeys_priority: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., process_id: _Optional[int] = ..., host: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., dtype: _Optional[str] = ..., row_invariant: _Optional[bool] = ..., drafters: _Optional[_Iterable[_Union[DrafterInfo, _Mapping]]] = ..., feature_width: _Optional[int] = ..., obeys_priority: _Optional[bool] = ...) -> None: ...
 
 class DrafterInfo(_message.Message):
-    __slots__ = ("name", "kind", "needs_features", "vocabulary_fingerprint", "feature_window")
+    __slots__ = ("name", "kind", "feature_width", "vocabulary_fingerprint", "feature_window")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_WIDTH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FEATURE_WINDOW_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
-    needs_features: bool
+    feature_width: int
     vocabulary_fingerprint: str
     feature_window: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., needs_features: _Optional[bool] = ..., vocabulary_fingerprint: _Optional[str] = ..., feature_window: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., feature_width: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., feature_window: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -199,13 +201,14 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "prefix_queries", "prefix_hits")
+    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "resumed", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "prefix_queries", "prefix_hits")
     RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     KV_SLOTS_FIELD_NUMBER: _ClassVar[int]
     KV_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SHARED_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +236,7 @@ class WorkerStatus(_message.Message):
     kv_slots: int
     kv_free_slots: int
     preemptions: int
+    resumed: int
     steps: int
     rows: int
     shared_steps: int
@@ -254,7 +258,7 @@ class WorkerStatus(_message.Message):
     growth_ns: int
     prefix_queries: int
     prefix_hits: int
-    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
+    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., resumed: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores", "laws")
@@ -335,15 +339,13 @@ class Features(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "held_back", "epoch", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists")
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -360,8 +362,6 @@ class OpenTarget(_message.Message):
     sampling: Sampling
     stopping: Stopping
     logprobs: int
-    held_back: str
-    epoch: int
     key_id: str
     patience_ms: float
     show_special_tokens: bool
@@ -372,7 +372,7 @@ class OpenTarget(_message.Message):
     chain: bool
     mode: Mode
     insists: bool
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., held_back: _Optional[str] = ..., epoch: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("base_len", "tree", "drafter")
@@ -403,7 +403,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "held_back", "pace", "resting")
+    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "pace", "resting")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -414,7 +414,6 @@ class Committed(_message.Message):
     PRICE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
-    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     RESTING_FIELD_NUMBER: _ClassVar[int]
     base_len: int
@@ -427,10 +426,9 @@ class Committed(_message.Message):
     price: float
     timings: TargetTimings
     features: Features
-    held_back: str
     pace: float
     resting: bool
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., held_back: _Optional[str] = ..., pace: _Optional[float] = ..., resting: _Optional[bool] = ...) -> None: ...
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., pace: _Optional[float] = ..., resting: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")
@@ -463,7 +461,7 @@ class TargetTimings(_message.Message):
     def __init__(self, wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., step_rows: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token")
+    __slots__ = ("reason", "stop_string", "stop_token", "length")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Finished.Reason]
@@ -475,10 +473,12 @@ class Finished(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     reason: Finished.Reason
     stop_string: str
     stop_token: int
-    def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
+    length: int
+    def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("code", "message", "drafter")

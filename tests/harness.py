@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
+import multiprocessing
 import random
+import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,13 @@ import httpx
 import torch
 
 from deployments.choice import Records
-from deployments.config import AppConfig
-from deployments.coordinator import Coordinator
+from deployments.config import CoordinatorThresholds
+from deployments.coordinator import Coordinator, Workers
+from deployments.keys import Limits
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
+from loadtest.inside.faults import Faults, FaultyLink
 from loadtest.inside.workers import LocalPool
 from workers.draft.config import DraftConfig, DrafterConfig, EagleConfig, LookupConfig
 from workers.draft.drafter import Ask, Drafter
@@ -28,9 +32,11 @@ from workers.pricing import StepTimes
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import DRAFT, TARGET
+from workers.rpc.security import LOCAL, Security
 from workers.target.config import TargetConfig
 from workers.target.counters import Counters
 from workers.target.policy import Policy
+from workers.target.ranks import follow
 from workers.target.server import TargetWorker
 from workers.target.session import TargetSession
 from workers.tree import ANCHOR, TokenTree
@@ -178,17 +184,19 @@ class Harness:
         targets: LocalPool,
         drafts: LocalPool,
         drafters: Mapping[str, Drafter | None],
+        links: Sequence[FaultyLink],
     ) -> None:
+        self.links = links
         self.targets = targets
         self.drafts = drafts
         self.drafters = drafters
         self.records = Records()
-        self.max_patience_ms = 1000.0
+        self.thresholds = CoordinatorThresholds(max_patience_ms=1000.0)
 
     @property
     def target(self) -> TargetWorker:
-        assert isinstance(self.targets.worker, TargetWorker)
-        return self.targets.worker
+        assert isinstance(self.targets.workers[0], TargetWorker)
+        return self.targets.workers[0]
 
     def request(
         self,
@@ -244,9 +252,9 @@ class Harness:
     def generation(self, request: GenerationRequest) -> Generation:
         return Generation(
             request,
-            self.targets,
-            self.drafts,
-            max_patience_ms=self.max_patience_ms,
+            self.targets,  # type: ignore[arg-type]
+            [self.drafts.draft_pool],
+            thresholds=self.thresholds,
             records=self.records,
             ended=lambda stats: None,
         )
@@ -257,19 +265,21 @@ class Harness:
         while (held := self._held()) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         assert not held
-        self.target._pool.check_integrity()
+        for worker in self.targets.workers:
+            worker._pool.check_integrity()
 
     def _held(self) -> dict[str, int]:
-        scheduler, pool = self.target._scheduler, self.target._pool
-        counts = {
-            "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
-            "slots": pool.num_slots - pool.available_slots,
-            "target leases": len(self.targets.worker.leases),
-            "draft leases": len(self.drafts.worker.leases),
-            "draft sessions": self.drafts.worker.num_sessions,
-            "sessions beside the target": self.target._beside.num_sessions,
-        }
+        draft = self.drafts.workers[0]
+        counts = {"draft leases": len(draft.leases), "draft sessions": draft.num_sessions}
+        for number, worker in enumerate(self.targets.workers):
+            scheduler, pool = worker._scheduler, worker._pool
+            counts |= {
+                f"running on {number}": len(scheduler.running),
+                f"waiting on {number}": len(scheduler.waiting),
+                f"slots of {number}": pool.num_slots - pool.available_slots,
+                f"leases of {number}": len(worker.leases),
+                f"sessions beside {number}": worker._beside.num_sessions,
+            }
         return {name: count for name, count in counts.items() if count}
 
 
@@ -285,21 +295,34 @@ def _slow_down(worker: TargetWorker, seconds: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def http_client(h: Harness, **target: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def http_client(h: Harness, keys: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """The HTTP front door before the harness' workers, without Ray and sockets in front."""
-    config = AppConfig.model_validate(
-        {
-            "model_id": "tiny",
-            "target": {"model": "unused", **target},
-            "drafts": [{"name": "test", "kind": "lookup"}],
-        }
-    )
-    coordinator = Coordinator(config, h.targets, h.drafts)  # type: ignore[arg-type]
+    workers = Workers("tiny", h.targets, (h.drafts.draft_pool,))  # type: ignore[arg-type]
+    coordinator = Coordinator([workers], Limits())
+    coordinator.reconfigure(CoordinatorThresholds(api_keys_file=keys))
     transport = httpx.ASGITransport(app=make_app(lambda: coordinator))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         while (await client.get("/health")).is_error:
             await asyncio.sleep(0.01)
         yield client
+
+
+@contextlib.contextmanager
+def followers(config: TargetConfig, folder: Path) -> Iterator[None]:
+    """The ranks other than 0 of a target, which meet in a folder; the pid of the last is there, too."""
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    for rank in range(1, config.tensor_parallel_size):
+        process = context.Process(target=follow, args=(config, rank, folder))
+        process.start()
+        (folder / "follower").write_text(str(process.pid))
+        processes.append(process)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
 
 
 @contextlib.asynccontextmanager
@@ -309,11 +332,17 @@ async def harness(
     patient: bool = True,
     slow: float = 0.002,
     beside: Mapping[str, Drafter] | None = None,
+    others: Sequence[Path] = (),
+    target_faults: Faults | None = None,
+    draft_faults: Faults | None = None,
+    ranks_meet_in: Path | None = None,
+    security: Security = LOCAL,
     **target: object,
 ) -> AsyncIterator[Harness]:
     """A target with the model in `folder`, and a draft worker with drafters by name; one alone is "test".
 
-    Those of `beside` are in the target's process. A step takes `slow` seconds longer than the model's.
+    Those of `beside` are in the target's process. A step takes `slow` seconds longer than the model's. There
+    is one more target for each folder of `others`, and links with faults to the workers if some are given.
     """
     beside = beside or {}
     made: Mapping[str, Drafter] | None
@@ -326,6 +355,7 @@ async def harness(
     options: dict[str, Any] = {
         "dtype": "auto",
         "device": "cpu",
+        "tensor_parallel_size": 1,
         "max_model_len": 0,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
@@ -338,21 +368,37 @@ async def harness(
         "features": None,
         "drafters": tuple(LookupConfig(name) for name in beside),
     }
-    target_config = TargetConfig(str(folder), "tiny", **{**options, **target})
-    target_worker = TargetWorker(target_config, beside)
-    draft_worker = DraftWorker(DraftConfig(configs, str(folder)), made)
-    await target_worker.start()
-    await draft_worker.start()
-    targets, drafts = LocalPool(TARGET, target_worker), LocalPool(DRAFT, draft_worker)
-    if patient:
-        policy = target_worker._scheduler.policy
-        target_worker._scheduler.policy = PatientPolicy(policy.times, target_worker._counters)
-    _slow_down(target_worker, slow)
-    try:
+    target_workers = []
+    async with contextlib.AsyncExitStack() as stack:
+        for each in (folder, *others):
+            config = TargetConfig(str(each), "tiny", **{**options, **target})
+            if config.tensor_parallel_size > 1:
+                if ranks_meet_in is None:
+                    ranks_meet_in = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                stack.enter_context(followers(config, ranks_meet_in))
+            target_workers.append(TargetWorker(config, beside, ranks_meet_in, security))
+        draft_worker = DraftWorker(DraftConfig(configs, str(folder)), made, security)
+        for worker in (*target_workers, draft_worker):
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        for worker in target_workers:
+            if patient:
+                policy = worker._scheduler.policy
+                worker._scheduler.policy = PatientPolicy(policy.times, worker._counters)
+            _slow_down(worker, slow)
+        links = []
+        via = {}
+        for kind, workers, faults in (
+            (TARGET, target_workers, target_faults),
+            (DRAFT, [draft_worker], draft_faults),
+        ):
+            for worker in workers if faults is not None else ():
+                links.append(FaultyLink(kind, worker.address, faults))
+                via[worker.address] = await links[-1].start()
+                stack.push_async_callback(links[-1].stop)
+        targets = LocalPool(TARGET, *target_workers, via=via, security=security)
+        drafts = LocalPool(DRAFT, draft_worker, via=via, security=security)
+        stack.push_async_callback(targets.close)
+        stack.push_async_callback(drafts.close)
         named = made or {config.name: None for config in configs}
-        yield Harness(targets, drafts, {**named, **beside})
-    finally:
-        await targets.close()
-        await drafts.close()
-        await target_worker.stop()
-        await draft_worker.stop()
+        yield Harness(targets, drafts, {**named, **beside}, links)

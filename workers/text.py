@@ -75,9 +75,9 @@ class StopStrings:
     """
 
     strings: tuple[str, ...]
-    held_back: str = ""
     include: bool = False
     found: str | None = field(default=None, init=False)
+    held_back: str = field(default="", init=False)
 
     def add(self, text: str) -> str:
         """Append text; returns what can be shown. After a stop string was found, nothing more is."""

@@ -1,16 +1,17 @@
 """Errors in OpenAI's shape."""
 
-from typing import Any
+from typing import Any, Final
 
-import grpc
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from workers.rpc.errors import HTTP_STATUS, NoCapacity, ServiceError, Unavailable
+from workers.rpc.errors import NoCapacity, ServiceError, Unavailable, http_status
 
 RETRY_AFTER_SECONDS = 1
+
+_CODES: Final = {404: "model_not_found", 401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 
 def error_body(
@@ -25,9 +26,8 @@ def error_body(
 
 def service_error_body(error: ServiceError) -> dict[str, Any]:
     """The body for one of our own errors."""
-    code = "model_not_found" if error.code is grpc.StatusCode.NOT_FOUND else None
     param = getattr(error, "param", None)
-    return error_body(HTTP_STATUS[error.code], str(error), param, code)
+    return error_body(http_status(error), str(error), param, _CODES.get(http_status(error)))
 
 
 def _is_field(part: str | int) -> bool:
@@ -43,7 +43,7 @@ def install(app: FastAPI) -> None:
         busy = isinstance(error, NoCapacity | Unavailable)
         return JSONResponse(
             service_error_body(error),
-            HTTP_STATUS[error.code],
+            http_status(error),
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)} if busy else None,
         )
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from deployments.coordinator import Coordinator, Options, SpeculationOptions
+from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
 from deployments.openai import errors
 from deployments.openai.answers import (
     AnswerFormat,
@@ -25,6 +26,7 @@ from deployments.openai.answers import (
 )
 from deployments.openai.body_limit import BodyLimit
 from deployments.openai.disconnect import until_disconnect
+from deployments.openai.key_check import KeyCheck, presented
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody
 from deployments.round import GenerationRequest, Piece
 from workers import limits
@@ -43,13 +45,16 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
     """The HTTP application; `coordinator` is called per request."""
     app = FastAPI(title="Slipstream", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, max_bytes=lambda: coordinator().thresholds.max_body_bytes)
+    app.add_middleware(KeyCheck, gate=lambda: coordinator().gate)
     errors.install(app)
     Service = Annotated[Coordinator, Depends(coordinator)]  # noqa: N806
 
     @app.get("/health")
     async def health(service: Service) -> dict[str, str]:
-        """200 once a target has introduced itself, 503 before."""
-        return {"status": "ok", "model": service.model.info.model_id}
+        """200 once a target of every model has introduced itself, 503 before."""
+        for model_id in service.models:
+            service.model(model_id)
+        return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics(service: Service) -> Response:
@@ -59,30 +64,15 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
 
     @app.get("/v1/models")
     async def models(service: Service) -> dict[str, Any]:
-        """The served model."""
-        info = service.model.info
-        return {
-            "object": "list",
-            "data": [
-                {
-                    "id": service.config.model_id,
-                    "object": "model",
-                    "created": 0,
-                    "owned_by": "slipstream",
-                    "max_model_len": info.max_model_len,
-                    "dtype": info.dtype,
-                    "row_invariant": info.row_invariant,
-                    "drafters": list(service.drafter_names),
-                    "feature_bytes_per_token": info.feature_bytes_per_token,
-                }
-            ],
-        }
+        """The models whose targets have introduced themselves."""
+        served = [model for model in service.models.values() if model.known]
+        return {"object": "list", "data": [_card(model) for model in served]}
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request, service: Service) -> Response:
         """Answer a conversation."""
-        service.check_model(body.model)
-        prompt = await service.model.tokenizer.encode_chat(
+        model = service.model(body.model)
+        prompt = await model.tokenizer.encode_chat(
             [message.rendered() for message in body.messages],
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),
@@ -91,15 +81,15 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
         )
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         max_tokens = body.max_completion_tokens or body.max_tokens
-        form = ChatFormat(service.config.model_id, service.model.tokenizer, _wanted(body, logprobs))
+        form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
         options = _options(body, max_tokens, logprobs)
-        return await _answer(service, request, body, form, [prompt], options)
+        return await _answer(service, model, request, body, form, [prompt], options)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request, service: Service) -> Response:
         """Continue one prompt or several."""
-        service.check_model(body.model)
-        tokenizer = service.model.tokenizer
+        model = service.model(body.model)
+        tokenizer = model.tokenizer
         prompts = [
             await tokenizer.encode(prompt, body.add_special_tokens is not False)
             if isinstance(prompt, str)
@@ -113,10 +103,25 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
             counts = (body.logprobs, body.prompt_logprobs or 0)
             options = replace(options, prompt_logprobs=max(counts))
         wanted = replace(_wanted(body, body.logprobs), echo=bool(body.echo))
-        form = CompletionFormat(service.config.model_id, tokenizer, wanted)
-        return await _answer(service, request, body, form, prompts, options)
+        form = CompletionFormat(model.model_id, tokenizer, wanted)
+        return await _answer(service, model, request, body, form, prompts, options)
 
     return app
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    info = model.info
+    return {
+        "id": model.model_id,
+        "object": "model",
+        "created": 0,
+        "owned_by": "slipstream",
+        "max_model_len": info.max_model_len,
+        "dtype": info.dtype,
+        "row_invariant": info.row_invariant,
+        "drafters": list(model.drafter_names),
+        "feature_bytes_per_token": info.feature_bytes_per_token,
+    }
 
 
 def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
@@ -154,6 +159,7 @@ def _options(body: GenerationBody, max_tokens: int | None, logprobs: int | None)
 
 async def _answer(
     service: Coordinator,
+    model: ServedModel,
     request: Request,
     body: GenerationBody,
     form: AnswerFormat,
@@ -166,13 +172,15 @@ async def _answer(
             f"{len(prompts)} prompts with n {answers} are more than {limits.MAX_CHOICES} answers",
             "n",
         )
+    key = service.gate.identify(presented(request.headers))
     requests: list[GenerationRequest] = []
     choices: list[Choice] = []
     for index, prompt in enumerate(prompts):
-        for asked in service.requests(prompt, options, answers):
+        for asked in model.requests(prompt, options, "" if key is None else key.id, answers):
             requests.append(asked)
             choices.append(Choice(asked.prompt, index))
-    pieces = until_disconnect(request, _generate(service, requests, choices))
+    admitted = service.gate.admit(key, len(choices))
+    pieces = until_disconnect(request, _generate(admitted, model, requests, choices))
     if body.stream:
         # An error before the first token is still a plain HTTP error.
         try:
@@ -196,13 +204,16 @@ async def _answer(
 
 
 async def _generate(
-    service: Coordinator, requests: Sequence[GenerationRequest], choices: Sequence[Choice]
+    admitted: AbstractAsyncContextManager[None],
+    model: ServedModel,
+    requests: Sequence[GenerationRequest],
+    choices: Sequence[Choice],
 ) -> AsyncGenerator[tuple[int, Piece]]:
-    """Run all choices at once; yields (choice, piece) as they come."""
+    """Run all choices at once, if they are admitted; yields (choice, piece) as they come."""
     news: asyncio.Queue[tuple[int, Piece] | ServiceError | None] = asyncio.Queue(maxsize=1)
 
     async def run(index: int, request: GenerationRequest) -> None:
-        generation = service.generation(request)
+        generation = model.generation(request)
         choices[index].stats = generation.stats
         try:
             async with contextlib.aclosing(generation.pieces()) as pieces:
@@ -212,21 +223,22 @@ async def _generate(
         except ServiceError as error:
             await news.put(error)
 
-    tasks = [asyncio.create_task(run(i, request)) for i, request in enumerate(requests)]
-    try:
-        running = len(tasks)
-        while running:
-            item = await news.get()
-            if isinstance(item, ServiceError):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with admitted:
+        tasks = [asyncio.create_task(run(i, request)) for i, request in enumerate(requests)]
+        try:
+            running = len(tasks)
+            while running:
+                item = await news.get()
+                if isinstance(item, ServiceError):
+                    raise item
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _events(

@@ -163,7 +163,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
                 steps=options.steps,
             )
         else:
-            every = drafter_options(args, "draft") + drafter_options(args, "target")
+            every = [o for at in ("draft", "target") for o in drafter_options(args.drafts, at)]
             chosen = next(draft for draft in every if draft["name"] == options.drafter)
             (config,) = drafter_configs([chosen | {"steps": options.steps}])
             made = drafters.make(config, args.target.model)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -11,92 +12,89 @@ import yaml
 
 from deployments.app import drafter_configs, drafter_options, target_options
 from deployments.choice import Records
-from deployments.config import AppConfig
-from deployments.lease import Lease
+from deployments.config import AppConfig, CoordinatorThresholds
+from deployments.drafting import DraftPool
+from deployments.lease import PAUSE_SECONDS, Lease
 from deployments.round import Generation, GenerationRequest
 from deployments.stats import RequestStats
+from loadtest.inside.faults import DelayedLink
 from workers.draft.config import DraftConfig, LookupConfig
 from workers.draft.drafter import Drafter
 from workers.draft.server import DraftWorker
 from workers.rpc.connection import DRAFT, TARGET, Connection, WorkerKind
+from workers.rpc.errors import Unavailable
+from workers.rpc.security import LOCAL, Security
 from workers.target.config import TargetConfig
 from workers.target.server import TargetWorker
 
 
-class DelayedLink:
-    """A TCP proxy that delivers every byte `seconds` after it was sent, in both directions."""
-
-    def __init__(self, address: str, seconds: float) -> None:
-        host, port = address.rsplit(":", 1)
-        self._peer = (host, int(port))
-        self._seconds = seconds
-        self._server: asyncio.Server
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> str:
-        """Listen; the address to connect to instead."""
-        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def stop(self) -> None:
-        """Close it."""
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._peer)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._forward(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(ConnectionError):
-            while data := await source.read(65536):
-                # Order is kept: the loop runs callbacks of equal delay in the order they were made.
-                loop.call_later(self._seconds, sink.write, data)
-        loop.call_later(self._seconds, sink.close)
-
-
 class LocalPool:
-    """One worker, leased as Ray Serve would lease it."""
+    """Workers of one kind, leased in turn, as Ray Serve would lease them."""
 
     def __init__(
-        self, kind: WorkerKind, worker: TargetWorker | DraftWorker, address: str = ""
+        self,
+        kind: WorkerKind,
+        *workers: TargetWorker | DraftWorker,
+        via: Mapping[str, str] | None = None,
+        security: Security = LOCAL,
     ) -> None:
-        """`address` is where to connect instead of the worker's own."""
-        self.worker = worker
+        """`via` says where to connect instead of a worker's own address."""
+        self.workers = workers
+        self._turn = itertools.cycle(workers)
         self._kind = kind
-        self._address = address
-        self._connection: Connection | None = None
+        self._via = via or {}
+        self._security = security
+        self._connections: dict[str, Connection] = {}
 
     @contextlib.asynccontextmanager
-    async def lease(self, deadline: float | None = None) -> AsyncIterator[Lease]:
+    async def lease(self, deadline: float | None = None, weights: str = "") -> AsyncIterator[Lease]:
         """See deployments.lease.WorkerPool."""
-        holder = self.worker.leases.hold()
-        lease_id = await anext(holder)
-        held = asyncio.create_task(_exhaust(holder))
-        try:
-            if self._connection is None or not self._connection.alive:
-                address = self._address or self.worker.address
-                self._connection = await Connection.connect(self._kind, address, "inside")
-            yield Lease(lease_id, self._connection)
-        finally:
-            held.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await held
+        while True:
+            worker = next(self._turn)
+            holder = worker.leases.hold()
+            lease_id = await anext(holder)
+            ended = asyncio.Event()
+            held = asyncio.create_task(_exhaust(holder, ended))
+            try:
+                try:
+                    _check(worker)
+                    connection = await self._connection(worker.address)
+                    if weights not in ("", connection.info.weights_fingerprint):
+                        raise Unavailable("the worker has other weights")
+                except Unavailable:
+                    if deadline is not None and time.monotonic() + PAUSE_SECONDS > deadline:
+                        raise
+                else:
+                    yield Lease(lease_id, connection, ended)
+                    return
+            finally:
+                held.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await held
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    @property
+    def draft_pool(self) -> DraftPool:
+        """These draft workers, as a coordinator uses them."""
+        names = (drafter.name for drafter in self.workers[0].info.drafters)
+        return DraftPool(self, frozenset(names))  # type: ignore[arg-type]
 
     def connections(self) -> list[Connection]:
         """See deployments.lease.WorkerPool."""
-        connection = self._connection
-        return [connection] if connection is not None and connection.alive else []
+        return [connection for connection in self._connections.values() if connection.alive]
 
     async def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            await self._connection.close()
+        """Close the connections."""
+        for connection in self._connections.values():
+            await connection.close()
+
+    async def _connection(self, address: str) -> Connection:
+        known = self._connections.get(address)
+        if known is None or not known.alive:
+            via = self._via.get(address, address)
+            known = await Connection.connect(self._kind, via, "inside", self._security)
+            self._connections[address] = known
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +121,9 @@ class Inside:
         generation = Generation(
             request,
             self._targets,  # type: ignore[arg-type]
-            self._drafts,  # type: ignore[arg-type]
-            max_patience_ms=1000.0,
-            records=self._records,
+            [self._drafts.draft_pool],
+            CoordinatorThresholds(max_patience_ms=1000.0),
+            self._records,
             ended=lambda stats: None,
         )
         tokens: list[int] = []
@@ -150,7 +148,7 @@ async def workers(
     args = app_config(config)
     options = target_options(args)
     if drafters is None:
-        configs = drafter_configs(drafter_options(args, "draft"))
+        configs = drafter_configs(drafter_options(args.drafts, "draft"))
         options["drafters"] = drafter_configs(options["drafters"])
     else:
         configs = tuple(LookupConfig(name) for name in drafters)
@@ -165,7 +163,8 @@ async def workers(
     await draft.start()
     link = DelayedLink(draft.address, round_trip_s / 2)
     targets = LocalPool(TARGET, target)
-    drafts = LocalPool(DRAFT, draft, await link.start() if round_trip_s else "")
+    via = {draft.address: await link.start()} if round_trip_s else {}
+    drafts = LocalPool(DRAFT, draft, via=via)
     try:
         yield Inside(targets, drafts, target)
     finally:
@@ -177,6 +176,14 @@ async def workers(
         await target.stop()
 
 
-async def _exhaust(holder: AsyncIterator[str]) -> None:
+def _check(worker: TargetWorker | DraftWorker) -> None:
+    try:
+        worker.check_health()
+    except RuntimeError as error:
+        raise Unavailable(str(error)) from error
+
+
+async def _exhaust(holder: AsyncIterator[str], ended: asyncio.Event) -> None:
     async for _ in holder:
         pass
+    ended.set()

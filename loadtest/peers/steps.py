@@ -45,7 +45,6 @@ CASES: Final = (
     Case(100, 32),
     Case(100, 32, 1.0),
     Case(1000, 8),
-    Case(3900, 8),
 )
 
 

@@ -296,11 +296,11 @@ async def test_weights_are_reloaded_while_answers_run(tmp_path: Path) -> None:
         off = await h.generate(request, speculate=False)
         pieces = h.generation(request)
         stats, tokens = pieces.stats, []
-        group = h.drafts.worker._group
+        group = h.drafts.workers[0]._group
         begun = group._loops["test"]
         async for piece in pieces.pieces():
             if not tokens:
-                await h.drafts.worker.reload({"test": str(tiny.trained_head("eagle3"))})
+                await h.drafts.workers[0].reload({"test": str(tiny.trained_head("eagle3"))})
             tokens += piece.tokens
         assert tokens == off.tokens
         assert stats.draft_tokens > 50
@@ -312,14 +312,14 @@ async def test_weights_are_reloaded_while_answers_run(tmp_path: Path) -> None:
         assert after.stats.mean_accepted_length > 1.5
         # The same again is no change; what does not fit is refused and changes nothing.
         same = group._loops["test"]
-        await h.drafts.worker.reload({"test": str(tiny.trained_head("eagle3"))})
+        await h.drafts.workers[0].reload({"test": str(tiny.trained_head("eagle3"))})
         for weights, reason in (
             ({"other": "x"}, "'other' is no drafter"),
             ({"test": str(tiny.trained_head("eagle"))}, "other features"),
             ({"test": str(tmp_path / "nothing")}, "not found"),
         ):
             with pytest.raises(ValueError, match=reason):
-                await h.drafts.worker.reload(weights)
+                await h.drafts.workers[0].reload(weights)
         assert group._loops["test"] is same
         again = await h.generate(request)
         assert again.stats.mean_accepted_length > 1.5

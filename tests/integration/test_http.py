@@ -262,7 +262,7 @@ async def test_refusals(client: httpx.AsyncClient, change: dict[str, Any], named
 
 async def test_priority_where_the_target_schedules_by_it() -> None:
     policy = {"scheduling_policy": "priority"}
-    async with harness(tiny.llama(), LookupDrafter(), **policy) as h, http_client(h, **policy) as c:
+    async with harness(tiny.llama(), LookupDrafter(), **policy) as h, http_client(h) as c:
         await complete(c, priority=-3)
 
 

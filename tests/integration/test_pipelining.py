@@ -34,7 +34,7 @@ async def test_modes_change_when_is_drafted_and_no_token(mode: Mode, place: str)
             assert on.stats.accepted_tokens > 30
             if mode == "multibranch" and place == "draft":
                 assert on.stats.hits > 0
-        group = h.target._beside if place == "target" else h.drafts.worker._group
+        group = h.target._beside if place == "target" else h.drafts.workers[0]._group
         counters = group.counters
         assert counters["proposals"] > 20
         # Beside the target nothing grows while it verifies: they take turns.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workers.engine import device_check
+from workers import device_check
 
 
 def test_it_measures_all_cases_and_says_go_or_not(
@@ -11,11 +11,17 @@ def test_it_measures_all_cases_and_says_go_or_not(
 ) -> None:
     monkeypatch.setattr(device_check, "REPEATS", 2)
     monkeypatch.setattr(device_check, "SEQUENCES", (1, 4))
+    monkeypatch.setattr(device_check, "LOADS", (1, 4))
     code = device_check.main(["--device", "cpu", "--shape", "tiny", "--dtype", "float32"])
     said = capsys.readouterr().out.splitlines()
     assert "exact: rows as transformers' forward, float32" in said[1]
-    rows = [line for line in said if line.startswith("| ") and "rows" not in line]
-    assert len(rows) == len(device_check.ROWS) * len(device_check.SEQUENCES)
+    heads = ("rows", "at once")
+    rows = [
+        line for line in said if line.startswith("| ") and not any(head in line for head in heads)
+    ]
+    assert len(rows) == len(device_check.ROWS) * len(device_check.SEQUENCES) + 2
+    gains = [float(row.split("|")[-2]) for row in rows[-2:]]
+    assert all(0.2 < gain < 9 for gain in gains)
     assert said[-1].startswith("go" if code == 0 else "no go: ")
 
 

@@ -29,8 +29,6 @@ MESSAGES = [
                 SAMPLING,
                 StopRules(9, ("a", "é"), frozenset({4, 5})),
                 logprobs=0,
-                held_back="x",
-                epoch=1,
                 key_id="k",
                 patience_ms=1.5,
                 insists=True,
@@ -55,16 +53,15 @@ MESSAGES = [
                 3,
                 2,
                 "text",
-                "held",
                 (m.TokenLogprobs(-0.5, ((1, -0.5), (9, -1.5))), m.TokenLogprobs(-2.0)),
                 m.TargetTimings(1, 2, 3),
                 price=0.5,
                 pace=2.0,
                 resting=True,
             ),
-            m.Finished("stop", stop_string="x"),
-            m.Finished("stop", stop_token=0),
-            m.Finished("length"),
+            m.Finished("stop", 9, stop_string="x"),
+            m.Finished("stop", 9, stop_token=0),
+            m.Finished("length", 9),
             m.Failed("INTERNAL", "why"),
         ],
     ),
@@ -155,10 +152,12 @@ def test_another_protocol_version_is_refused() -> None:
 
 def test_every_error_has_a_status_and_a_name() -> None:
     for name, error in errors._BY_CODE.items():
-        assert error.code in errors.HTTP_STATUS
+        assert errors.http_status(error("why")) >= 400
         assert type(errors.from_code(name, "why")) is error
     assert type(errors.from_code("SOMETHING_NEW", "why")) is errors.InternalError
     assert errors.NoCapacity.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert errors.http_status(errors.NoCapacity("")) == 503
+    assert errors.http_status(errors.RateLimited("")) == 429
 
 
 async def test_what_waits_is_conflated_by_session() -> None:
@@ -267,7 +266,7 @@ async def test_a_lease_lives_as_long_as_its_session() -> None:
     receiver = session(table, lease_id)
     await asyncio.sleep(0.01)
     assert not task.done()
-    receiver.send(m.Finished("stop"))
+    receiver.send(m.Finished("stop", 9))
     await asyncio.wait_for(task, 1)
     assert receiver.ends == 1
     assert len(table) == 0

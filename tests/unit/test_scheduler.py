@@ -51,7 +51,6 @@ class World:
         )
         session = TargetSession(
             opened,
-            lambda message: None,
             self.pool.sequence(),
             TOKENIZER,
             frozenset(),
@@ -158,7 +157,7 @@ def test_the_least_important_gives_way_and_comes_back() -> None:
         world.step()
         world.pool.check_integrity()
     assert world.counters.preemptions > 0
-    assert important.finished == other.finished == m.Finished("length")
+    assert important.finished == other.finished == m.Finished("length", 80)
     assert important.tokens[20:] == other.tokens[20:] == [7] * 60
     world.scheduler.check_integrity()
     assert world.pool.free_slots == world.pool.num_slots

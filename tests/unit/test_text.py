@@ -98,9 +98,3 @@ def test_stop_strings_are_found_across_any_pieces(strings: tuple[str, ...]) -> N
         assert stops.found == found
         seen.add(found)
     assert len(seen) > 1
-
-
-def test_a_resumed_session_finds_a_stop_string_that_began_before() -> None:
-    stops = StopStrings(("stop",), held_back="st")
-    assert stops.add("op!") == ""
-    assert stops.found == "stop"

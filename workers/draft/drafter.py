@@ -39,12 +39,13 @@ class Drafter(ABC):
 
     Nothing that it returns can make an answer wrong: the target verifies every token.
     `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do;
-    `feature_window` is how many positions back it reads features, 0 if it reads none, and
-    `feature_kind` which.
+    `feature_window` is how many positions back it reads features, 0 if it reads none, `feature_kind` which,
+    and `feature_width` how many values of a position.
     """
 
     vocabulary_fingerprint: str = ""
     feature_window: int = 0
+    feature_width: int = 0
     feature_kind: FeatureKind | None = None
 
     def warm_up(self) -> None:

@@ -53,7 +53,7 @@ class DrafterGroup:
                 m.DrafterInfo(
                     name,
                     self._configs[name].kind,
-                    needs_features=drafter.feature_window > 0,
+                    feature_width=drafter.feature_width,
                     vocabulary_fingerprint=drafter.vocabulary_fingerprint,
                     feature_window=drafter.feature_window,
                 )
@@ -137,7 +137,7 @@ class DrafterGroup:
             sessions[name] = DraftSession(next(self._numbers), request, send)
             self._loops[name].open(sessions[name])
         # Weights may be reloaded later: this answer stays with the loops that it began in.
-        return GroupSession(dict(self._loops), sessions, len(request.tokens))
+        return GroupSession(dict(self._loops), sessions, request)
 
     def feature_window(self, names: Sequence[str]) -> int:
         """How many positions back the widest of these drafters reads features; 0 if none does."""
@@ -158,23 +158,43 @@ class GroupSession:
     """One answer, for all its drafters."""
 
     def __init__(
-        self, loops: Mapping[str, DraftLoop], sessions: Mapping[str, DraftSession], received: int
+        self,
+        loops: Mapping[str, DraftLoop],
+        sessions: Mapping[str, DraftSession],
+        request: m.OpenDraft,
     ) -> None:
         self._loops = loops
         self._sessions = sessions
-        self._received = received
+        self._received = len(request.tokens)
+        self._max_len = request.max_len
+        self._widths = {loops[name].drafter.feature_width for name in sessions} - {0}
 
     def commit(self, message: m.Commit) -> None:
         """Tokens were committed; what came before is not taken twice. Raises ProtocolError for a gap."""
         commit_together([(self, message)])
 
     def news(self, message: m.Commit) -> m.Commit:
-        """What of a commit is new here. Raises ProtocolError for a gap."""
+        """What of a commit is new here.
+
+        Raises ProtocolError for a gap, tokens behind the end, and features of other positions or widths.
+        """
         if message.base_len > self._received:
             raise ProtocolError(
                 f"commit at {message.base_len}, but only {self._received} tokens are known here"
             )
         tokens = message.tokens[self._received - message.base_len :]
+        if tokens and self._received + len(tokens) > self._max_len:
+            raise ProtocolError(
+                f"{self._received + len(tokens)} tokens; this answer ends after {self._max_len}"
+            )
+        for features in message.features:
+            unread = self._widths and features.width not in self._widths
+            if unread or features.end > self._received + len(tokens):
+                raise ProtocolError(
+                    f"features of positions up to {features.end} with {features.width} values, where "
+                    f"{self._received + len(tokens)} tokens are known and drafters read "
+                    f"{sorted(self._widths)}"
+                )
         news = replace(message, base_len=self._received, tokens=tokens)
         self._received += len(tokens)
         return news

@@ -22,6 +22,7 @@ class HeadRunner:
         config = head.config
         self.ids = cast(torch.Tensor, head.vocabulary).cpu()
         self.feature_kind = config.features
+        self.feature_width = feature_width(config.target, config.features)
         self.max_length = config.target.max_position_embeddings
         self._head = head.to(device).to(dtype)
         self._device = torch.device(device)
@@ -45,7 +46,7 @@ class HeadRunner:
 
     def blank_features(self, count: int) -> Features:
         """Features of the first positions that say nothing."""
-        width = feature_width(self._head.config.target, self.feature_kind)
+        width = self.feature_width
         data = bytes(count * width * self._shape.dtype.itemsize)
         return Features(0, count, width, str(self._shape.dtype).removeprefix("torch."), data)
 

@@ -20,6 +20,7 @@ from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
 from workers.rpc.errors import ProtocolError
+from workers.rpc.security import LOCAL, Security
 from workers.rpc.server import WorkerServer, new_worker_id
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,12 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
     carries one.
     """
 
-    def __init__(self, config: DraftConfig, made: Mapping[str, Drafter] | None = None) -> None:
+    def __init__(
+        self,
+        config: DraftConfig,
+        made: Mapping[str, Drafter] | None = None,
+        security: Security = LOCAL,
+    ) -> None:
         """Make the drafters of the config, or take those given by name."""
         self._group = DrafterGroup(config.drafters, config.target, self._on_event_loop, made)
         self.leases = LeaseTable()
@@ -44,7 +50,8 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
             drafters=self._group.infos,
         )
         self._server = WorkerServer(
-            lambda server: pb_grpc.add_DraftWorkerServicer_to_server(self, server)
+            security,
+            lambda server: pb_grpc.add_DraftWorkerServicer_to_server(self, server),
         )
         self._event_loop: asyncio.AbstractEventLoop
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 from workers.engine import selfcheck, support
 from workers.engine.model import Model, ModelInfo
+from workers.engine.tensor_parallel import Leader, Ranks, check_divides
 
 logger = logging.getLogger(__name__)
 
@@ -48,32 +51,44 @@ SAMPLING_DEFAULTS: Final = (
 )
 
 
-def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> Model:
+def load_model(
+    folder: Path, dtype: str = "auto", device: str = "cpu", ranks: Ranks | None = None
+) -> Model:
     """Load a model folder in Hugging Face's format, safetensors only, and check it.
 
-    Raises UnsupportedModel for a model that cannot be served exactly, naming what stands in the way, and
-    SelfCheckError if the engine would not compute what transformers does.
+    With `ranks` every rank loads its part; those that do not lead are to follow then, before anything is
+    checked. Raises UnsupportedModel for a model that cannot be served exactly, naming what stands in the way,
+    and SelfCheckError if the engine would not compute what transformers does.
     """
-    return wrap(load_module(folder, dtype, device), folder.name)
+    return wrap(load_module(folder, dtype, device, ranks), folder.name, ranks)
 
 
-def load_module(folder: Path, dtype: str, device: str) -> Any:
-    """Transformers' own model, ready for inference."""
+def load_module(folder: Path, dtype: str, device: str, ranks: Ranks | None = None) -> Any:
+    """Transformers' own model, ready for inference; with `ranks` a rank's part of it."""
     on = torch.device(device)
+    split: dict[str, Any] = {}
+    if ranks is not None:
+        config = AutoConfig.from_pretrained(folder).get_text_config()
+        check_divides(config, ranks.place.size)
+        split = {"distributed_config": DistributedConfig(tp_size=ranks.place.size)}
     module: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=resolve_dtype(dtype, on), use_safetensors=True
+        folder, dtype=resolve_dtype(dtype, on), use_safetensors=True, **split
     )
     return module.to(on).eval().requires_grad_(False)
 
 
-def wrap(module: Any, name: str) -> Model:
-    """Make a model of the engine from one of transformers', and check it; raises as `load_model`."""
+def wrap(module: Any, name: str, ranks: Ranks | None = None) -> Model:
+    """Make a model of the engine from one of transformers', and check it; see `load_model`."""
     support.check_config(module)
     info = _describe(module)
     tokens = torch.tensor([selfcheck.sample_tokens(info.vocab_size)], device=module.device)
     with torch.inference_mode():
         stock = module(tokens, use_cache=False).logits[0].float()
     model = Model(module, info, support.examine(module, tokens))
+    if ranks is not None:
+        if not ranks.leads:
+            return model
+        model.backend = Leader(model.backend, ranks)
     model.info = replace(info, row_invariant=selfcheck.check_model(model, stock))
     logger.info(
         "loaded %s: %s on %s, attention %s, rows %s",
@@ -112,6 +127,8 @@ def _fingerprint(module: torch.nn.Module) -> str:
     """A hash over names, types and bytes of all weights: equal means the same tokens."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]

@@ -14,6 +14,7 @@ from workers.engine.kv_cache import KVPool
 from workers.engine.native.decoder import NativeDecoder
 from workers.engine.rows import RowBatch
 from workers.engine.support import Examined
+from workers.engine.tensor_parallel import is_split
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ class Model:
         self.kv_shape = examined.kv_shape
         self.backend = attention.choose_backend(self.kv_shape)
         self.runner: Runner
-        if examined.scale is not None and NativeDecoder.serves(module, self.kv_shape):
+        whole = not is_split(module)
+        if whole and examined.scale is not None and NativeDecoder.serves(module, self.kv_shape):
             self.runner = NativeDecoder(
                 module, examined.windows, examined.scale, info.max_model_len
             )
@@ -95,7 +97,8 @@ class ModuleRunner:
         self.module = module
         self._vocab_size = vocab_size
         self._device = module.device
-        packed = linear.can_pack(module.dtype, module.device)
+        # The parts of a split layer stay as transformers' plan has made them.
+        packed = linear.can_pack(module.dtype, module.device) and not is_split(module)
         has_experts = experts.prepare(module, packed)
         if packed:
             linear.pack_linears(module)

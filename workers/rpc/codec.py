@@ -155,13 +155,14 @@ def encode_info(info: m.WorkerInfo) -> pb.WorkerInfo:
             pb.DrafterInfo(
                 name=d.name,
                 kind=d.kind,
-                needs_features=d.needs_features,
+                feature_width=d.feature_width,
                 vocabulary_fingerprint=d.vocabulary_fingerprint,
                 feature_window=d.feature_window,
             )
             for d in info.drafters
         ],
         feature_width=info.feature_width,
+        obeys_priority=info.obeys_priority,
     )
 
 
@@ -183,11 +184,12 @@ def decode_info(info: pb.WorkerInfo) -> m.WorkerInfo:
         row_invariant=info.row_invariant,
         drafters=tuple(
             m.DrafterInfo(
-                d.name, d.kind, d.needs_features, d.vocabulary_fingerprint, d.feature_window
+                d.name, d.kind, d.feature_width, d.vocabulary_fingerprint, d.feature_window
             )
             for d in info.drafters
         ),
         feature_width=info.feature_width,
+        obeys_priority=info.obeys_priority,
     )
 
 
@@ -263,8 +265,6 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
             include_stop=message.stopping.include_stop,
         ),
         logprobs=message.logprobs,
-        held_back=message.held_back,
-        epoch=message.epoch,
         key_id=message.key_id,
         patience_ms=message.patience_ms,
         show_special_tokens=message.show_special_tokens,
@@ -297,8 +297,6 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
             include_stop=message.stopping.include_stop,
         ),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
-        held_back=message.held_back,
-        epoch=message.epoch,
         key_id=message.key_id,
         patience_ms=_finite(message.patience_ms),
         show_special_tokens=message.show_special_tokens,
@@ -344,7 +342,6 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
         tested=message.tested,
         logprobs=_encode_logprobs(message.logprobs),
         text=message.text,
-        held_back=message.held_back,
         timings=pb.TargetTimings(
             wait_ns=message.timings.wait_ns,
             step_ns=message.timings.step_ns,
@@ -365,7 +362,6 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
         drafted=message.drafted,
         tested=message.tested,
         text=message.text,
-        held_back=message.held_back,
         logprobs=_decode_logprobs(message.logprobs),
         timings=m.TargetTimings(
             message.timings.wait_ns, message.timings.step_ns, message.timings.step_rows
@@ -404,6 +400,7 @@ def _encode_finished(message: m.Finished) -> pb.Finished:
         reason=message.reason.upper(),
         stop_string=message.stop_string,
         stop_token=message.stop_token,
+        length=message.length,
     )
 
 
@@ -412,6 +409,7 @@ def _decode_finished(message: pb.Finished) -> m.Finished:
         raise ValueError("finished without a reason")
     return m.Finished(
         pb.Finished.Reason.Name(message.reason).lower(),
+        message.length,
         message.stop_string,
         message.stop_token if message.HasField("stop_token") else None,
     )

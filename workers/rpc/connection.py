@@ -26,6 +26,7 @@ from workers import limits
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.errors import FailedPrecondition, ServiceError, Unavailable, from_code
+from workers.rpc.security import LOCAL, Security
 
 logger = logging.getLogger(__name__)
 
@@ -246,36 +247,37 @@ DRAFT: Final = WorkerKind(
 class Connection:
     """A coordinator's stream to one worker.
 
-    Made by `connect`. `info` is the worker's introduction, `stub` makes its other calls. `alive` turns
-    false when the stream ends, and every session is told.
+    Made by `connect`. `info` is the worker's introduction, `stub` makes its other calls, with `metadata`.
+    `alive` turns false when the stream ends, and every session is told.
     """
 
-    def __init__(self, kind: WorkerKind, address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, kind: WorkerKind, address: str, security: Security) -> None:
         self.kind = kind
         self.address = address
         self.alive = True
         self.info: m.WorkerInfo
-        self._channel = channel
-        self.stub = kind.stub(channel)
+        self.metadata = security.metadata
+        self._channel = security.channel(address, CLIENT_OPTIONS)
+        self.stub = kind.stub(self._channel)
         self._sessions: Sessions
         self._numbers = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def connect(
-        cls, kind: WorkerKind, address: str, peer_id: str, vocab_size: int | None = None
+        cls, kind: WorkerKind, address: str, peer_id: str, security: Security = LOCAL
     ) -> "Connection":
         """Connect and shake hands.
 
-        `vocab_size` bounds the ids that the worker may send; None takes the worker's own. Raises
-        Unavailable if nothing answers within five seconds, FailedPrecondition if the worker speaks
-        another version of the protocol.
+        Raises Unavailable if nothing answers within five seconds, or nobody with the right certificate,
+        Unauthenticated if the worker wants another token, and FailedPrecondition if it speaks another
+        version of the protocol.
         """
-        self = cls(kind, address, grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS))
+        self = cls(kind, address, security)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 await self._channel.channel_ready()
-                call = self.stub.Connect()
+                call = self.stub.Connect(metadata=self.metadata)
                 hello = pb.Hello(protocol_version=limits.PROTOCOL_VERSION, peer_id=peer_id)
                 await call.write(kind.first_frame(hello=hello))
                 first = await call.read()
@@ -291,7 +293,7 @@ class Connection:
         except BaseException:
             await self._channel.close()
             raise
-        vocab_size = vocab_size or self.info.vocab_size or codec.ANY_VOCABULARY
+        vocab_size = self.info.vocab_size or codec.ANY_VOCABULARY
         self._sessions = Sessions(kind.encoder(), kind.decoder(vocab_size))
         self._tasks = [
             asyncio.create_task(self._write(call)),

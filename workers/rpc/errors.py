@@ -33,10 +33,20 @@ class PermissionDenied(ServiceError):
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
+class Unauthenticated(ServiceError):
+    """This caller has not said who it is."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
 class NoCapacity(ServiceError):
     """Nothing was free in time; the same request may succeed later."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class RateLimited(NoCapacity):
+    """The caller has used up what it may use; others may go on."""
 
 
 class DeadlineExceeded(ServiceError):
@@ -65,8 +75,9 @@ class InternalError(ServiceError):
     """Something on this side went wrong."""
 
 
-HTTP_STATUS: Final[dict[grpc.StatusCode, int]] = {
+_HTTP_STATUS: Final[dict[grpc.StatusCode, int]] = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 503,
@@ -76,12 +87,19 @@ HTTP_STATUS: Final[dict[grpc.StatusCode, int]] = {
     grpc.StatusCode.INTERNAL: 500,
 }
 
+
+def http_status(error: ServiceError) -> int:
+    """The HTTP status of an error."""
+    return 429 if isinstance(error, RateLimited) else _HTTP_STATUS[error.code]
+
+
 _BY_CODE: Final[dict[str, type[ServiceError]]] = {
     error.code.name: error
     for error in (
         InvalidRequest,
         NotFound,
         PermissionDenied,
+        Unauthenticated,
         NoCapacity,
         DeadlineExceeded,
         Unavailable,

@@ -1,6 +1,6 @@
 """Our side of the messages in protos/speculation.proto; the fields are explained there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.tree import TokenTree
@@ -12,7 +12,7 @@ class DrafterInfo:
 
     name: str
     kind: str
-    needs_features: bool = False
+    feature_width: int = 0
     vocabulary_fingerprint: str = ""
     feature_window: int = 0
 
@@ -35,6 +35,7 @@ class WorkerInfo:
     row_invariant: bool = False
     drafters: tuple[DrafterInfo, ...] = ()
     feature_width: int = 0
+    obeys_priority: bool = False
 
     @property
     def feature_bytes_per_token(self) -> int:
@@ -52,8 +53,6 @@ class OpenTarget:
     sampling: SamplingParams
     stopping: StopRules
     logprobs: int | None = None
-    held_back: str = ""
-    epoch: int = 0
     key_id: str = ""
     patience_ms: float = 0.0
     show_special_tokens: bool = False
@@ -110,6 +109,17 @@ class Features:
         """The position after the last row's."""
         return self.first_position + self.rows
 
+    def since(self, position: int) -> "Features":
+        """Those from a position on, one of these rows' own."""
+        skipped = position - self.first_position
+        row_bytes = len(self.data) // self.rows
+        return replace(
+            self,
+            first_position=position,
+            rows=self.rows - skipped,
+            data=self.data[skipped * row_bytes :],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -147,7 +157,6 @@ class Committed:
     drafted: int
     tested: int
     text: str
-    held_back: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     timings: TargetTimings = TargetTimings()
     features: Features | None = None
@@ -158,9 +167,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete; `reason` is "stop" or "length"."""
+    """The answer is complete; `reason` is "stop" or "length", `length` counts prompt and answer."""
 
     reason: str
+    length: int
     stop_string: str = ""
     stop_token: int | None = None
 

@@ -12,8 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
 from workers.rpc.connection import SERVER_OPTIONS
-
-LOOPBACK = "127.0.0.1"
+from workers.rpc.security import Security
 
 
 def new_worker_id() -> str:
@@ -22,14 +21,15 @@ def new_worker_id() -> str:
 
 
 class WorkerServer:
-    """Serves one worker on a free port of the loopback interface.
+    """Serves one worker on a free port.
 
     `add_servicer(server)` registers what it serves. The standard health service answers SERVING for
     the whole server; reflection is off.
     """
 
-    def __init__(self, add_servicer: Callable[[grpc.aio.Server], Any]) -> None:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+    def __init__(self, security: Security, add_servicer: Callable[[grpc.aio.Server], Any]) -> None:
+        self._security = security
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=security.interceptors)
         add_servicer(self._server)
         self._health = grpc_health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -37,8 +37,7 @@ class WorkerServer:
 
     async def start(self, port: int = 0) -> None:
         """Listen; `address` is set afterwards."""
-        bound = self._server.add_insecure_port(f"{LOOPBACK}:{port}")
-        self.address = f"{LOOPBACK}:{bound}"
+        self.address = f"{self._security.host}:{self._security.bind(self._server, port)}"
         # What was loaded lives as long as the process: the collector need not walk through it again.
         gc.collect()
         gc.freeze()

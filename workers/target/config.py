@@ -15,6 +15,7 @@ class TargetConfig:
 
     `model` is a reference as in `workers.checkpoint`. `max_model_len` 0 takes the model's own.
     `num_gpu_blocks_override` sets the KV cache's size in blocks of 16 tokens; 0 sizes it by memory.
+    `tensor_parallel_size` ranks each hold a part of the model, on a device of their own.
     `num_threads` are torch's; 0 leaves torch's default. `features` are what drafters read, if any does.
     `drafters` run beside the target, in its process.
     """
@@ -23,6 +24,7 @@ class TargetConfig:
     model_id: str
     dtype: str
     device: str
+    tensor_parallel_size: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

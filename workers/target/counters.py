@@ -11,6 +11,7 @@ class Counters:
     rows: int = 0
     shared_steps: int = 0
     preemptions: int = 0
+    resumed: int = 0
     proposals_used: int = 0
     proposals_rebased: int = 0
     proposals_dropped: int = 0

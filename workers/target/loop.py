@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,8 @@ Deliver = Callable[[Sequence[tuple[TargetSession, Any]]], None]
 class TargetLoop:
     """Runs sessions to their end. `deliver` is called on the loop's thread, with what was said since.
 
-    With `drafters_turn` those beside it take their turn between two steps.
+    With `drafters_turn` those beside it take their turn between two steps. `watchdog` is entered for each
+    step.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class TargetLoop:
         counters: Counters,
         threads: int,
         drafters_turn: Callable[[], None],
+        watchdog: AbstractContextManager[Any] | None = None,
     ) -> None:
+        self._watchdog = watchdog or nullcontext()
         self._drafters_turn = drafters_turn
         self._model = model
         self._scheduler = scheduler
@@ -51,6 +55,7 @@ class TargetLoop:
         self._counters = counters
         self._threads = threads
         self._condition = threading.Condition()
+        self._lost: m.Failed | None = None
         self._opened: list[TargetSession] = []
         self._closed: list[TargetSession] = []
         self._awake = False
@@ -63,7 +68,7 @@ class TargetLoop:
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive()
+        return self._lost is None and self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread."""
@@ -77,7 +82,10 @@ class TargetLoop:
     def submit(self, session: TargetSession) -> None:
         """Take a new session."""
         with self._condition:
-            self._opened.append(session)
+            if self._lost is None:
+                self._opened.append(session)
+        if self._lost is not None:
+            self._deliver([(session, self._lost)])
         self._notify()
 
     def close(self, session: TargetSession) -> None:
@@ -98,6 +106,17 @@ class TargetLoop:
 
     def _run(self) -> None:
         use_threads(self._threads)
+        try:
+            self._run_steps()
+        except Exception as error:
+            # Whoever watches this process replaces it; until then its answers go on elsewhere.
+            with self._condition:
+                self._lost = m.Failed("UNAVAILABLE", f"the target's loop has ended: {error!r}")
+                left = (*self._scheduler.running, *self._scheduler.waiting, *self._opened)
+            self._deliver([(session, self._lost) for session in left])
+            raise
+
+    def _run_steps(self) -> None:
         while self._wait():
             work = self._scheduler.plan()
             if not work:
@@ -175,7 +194,8 @@ class TargetLoop:
         rows = RowBatch([item.rows for item in work])
         results: list[tuple[TargetSession, Any]] = []
         self._hand_over()
-        logits = self._model.forward(rows)
+        with self._watchdog:
+            logits = self._model.forward(rows)
         step_ns = int((time.monotonic() - started) * 1e9)
         self._count(work, rows.num_rows, step_ns, idle_s, waited)
         policy = self._scheduler.policy

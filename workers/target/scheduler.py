@@ -61,6 +61,7 @@ class Scheduler:
     def add(self, session: TargetSession) -> None:
         """Queue a new session."""
         self.waiting.append(session)
+        self._counters.resumed += session.resumed
 
     def remove(self, session: TargetSession) -> None:
         """Forget a session and free its slots."""

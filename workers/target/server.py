@@ -6,7 +6,8 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import grpc.aio
 import psutil
@@ -22,19 +23,23 @@ from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
 from workers.engine.model import Model
 from workers.engine.prefix_cache import PrefixCache
+from workers.engine.tensor_parallel import Leader, Place, Ranks
 from workers.engine.threads import use_threads
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
 from workers.rpc.errors import InvalidRequest, ProtocolError
+from workers.rpc.security import LOCAL, Security
 from workers.rpc.server import WorkerServer, new_worker_id
+from workers.target import ranks
 from workers.target.beside import BesideSession
 from workers.target.config import TargetConfig
 from workers.target.counters import Counters
 from workers.target.loop import TargetLoop
 from workers.target.measure import measure_step_times
 from workers.target.policy import Policy
+from workers.target.ranks import Watchdog
 from workers.target.scheduler import Scheduler
 from workers.target.session import NO_FEATURES, TargetSession
 from workers.vocabulary import vocabulary_fingerprint
@@ -49,14 +54,26 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
     Leases are granted by `leases.hold`; a session starts with an Open that carries one.
     """
 
-    def __init__(self, config: TargetConfig, made: Mapping[str, Drafter] | None = None) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        made: Mapping[str, Drafter] | None = None,
+        ranks_meet_in: Path | None = None,
+        security: Security = LOCAL,
+    ) -> None:
         """Load the model and the drafters beside it, or take those given by name.
+
+        Where the model is split, this is rank 0, and meets the others in a folder; see workers.target.ranks.
 
         Slow; raises CheckpointError or ValueError if the model cannot be served.
         """
         use_threads(config.num_threads)
         folder = checkpoint.resolve(config.model)
-        self._model = load_model(folder, config.dtype, config.device)
+        self._ranks: Ranks | None = None
+        if ranks_meet_in is not None:
+            place = Place(0, config.tensor_parallel_size, ranks_meet_in)
+            self._ranks = Ranks(place, config.device)
+        self._model = load_model(folder, config.dtype, config.device, self._ranks)
         if config.features is not None:
             self._model.keep_features(config.features)
         info = self._model.info
@@ -89,6 +106,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._counters,
             config.num_threads,
             self._beside.turn,
+            None if self._ranks is None else Watchdog(ranks.STEP_SECONDS),
         )
         self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
         self.leases = LeaseTable()
@@ -107,9 +125,11 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             row_invariant=info.row_invariant,
             feature_width=self._model.kv_shape.feature_width,
             drafters=self._beside.infos,
+            obeys_priority=config.scheduling_policy == "priority",
         )
         self._server = WorkerServer(
-            lambda server: pb_grpc.add_TargetWorkerServicer_to_server(self, server)
+            security,
+            lambda server: pb_grpc.add_TargetWorkerServicer_to_server(self, server),
         )
         self._event_loop: asyncio.AbstractEventLoop
 
@@ -137,6 +157,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         await self._server.stop()
         self._loop.stop()
         self._beside.stop()
+        if self._ranks is not None:
+            cast(Leader, self._model.backend).stop()
+            self._ranks.leave()
 
     async def reload(self, weights: Mapping[str, str]) -> None:
         """See DrafterGroup.reload, for the drafters beside the target."""
@@ -193,10 +216,8 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             )
         if request.drafters:
             self._beside.check(request.drafters)
-        receiver = _TargetReceiver(channel, self.leases, request.lease_id, self._loop)
-        receiver.session = TargetSession(
+        session = TargetSession(
             request,
-            receiver.send,
             self._pool.sequence(),
             self._tokenizer.backend_tokenizer,
             self._eos_token_ids,
@@ -205,9 +226,14 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._counters,
             self._scheduler.policy.outlooks,
         )
+        receiver = _TargetReceiver(channel, self.leases, request.lease_id, self._loop, session)
+        if session.finished is not None:
+            # Only the news that the answer is complete got lost.
+            receiver.send(session.finished)
+            return receiver
         if request.drafters:
-            receiver.session.beside = self._open_beside(request, receiver.drafted)
-        self._loop.submit(receiver.session)
+            session.beside = self._open_beside(request, receiver.drafted)
+        self._loop.submit(session)
         return receiver
 
     def _open_beside(self, request: m.OpenTarget, send: Callable[[Any], None]) -> BesideSession:
@@ -237,17 +263,18 @@ def _deliver(results: Sequence[tuple[TargetSession, Any]]) -> None:
 class _TargetReceiver(LeasedReceiver):
     """What the coordinator says to one session."""
 
-    session: TargetSession
-
     def __init__(
         self,
         channel: Channel,
         leases: LeaseTable,
         lease_id: str,
         loop: TargetLoop,
+        session: TargetSession,
     ) -> None:
         super().__init__(channel, leases, lease_id)
         self._loop = loop
+        self.session = session
+        session.send = self.send
 
     def handle(self, message: Any) -> None:
         match message:
@@ -290,7 +317,9 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
         free, total = torch.cuda.mem_get_info(model.device)
         budget = config.gpu_memory_utilization * total - (total - free)
     else:
-        budget = config.gpu_memory_utilization * psutil.virtual_memory().available
+        # All ranks share this machine's memory.
+        available = psutil.virtual_memory().available / config.tensor_parallel_size
+        budget = config.gpu_memory_utilization * available
     slot_bytes = model.kv_shape.slot_bytes
     slots = int(min(budget // slot_bytes, config.max_num_seqs * (max_model_len + KVPool.GRAIN)))
     if config.num_gpu_blocks_override:

@@ -18,6 +18,7 @@ from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
 from workers.rpc import messages as m
+from workers.rpc.errors import InvalidRequest
 from workers.target.beside import BesideSession, News
 from workers.target.counters import Counters
 from workers.target.proposals import Outlook, Proposals
@@ -34,13 +35,15 @@ class TargetSession:
     """The state of one answer. Owned by the target's loop thread.
 
     `features_from` is set from other threads: the newest wins. `send` tells the coordinator, on the event
-    loop. `outlooks` of drafters are shared by all answers.
+    loop. `outlooks` of drafters are shared by all answers. An answer that another target has begun goes on
+    behind its tokens, or is `finished` from the start. Raises InvalidRequest if they go on behind its end.
     """
+
+    send: Callable[[Any], None]
 
     def __init__(
         self,
         request: m.OpenTarget,
-        send: Callable[[Any], None],
         kv: KVSequence,
         tokenizer: Tokenizer,
         eos_token_ids: frozenset[int],
@@ -50,7 +53,6 @@ class TargetSession:
         outlooks: dict[str, Outlook],
     ) -> None:
         self.request = request
-        self.send = send
         self.kv = kv
         self.tokens = list(request.tokens)
         self.finished: m.Finished | m.Failed | None = None
@@ -75,11 +77,14 @@ class TargetSession:
         self.just_prefilled = False
         self._max_len = min(max_model_len, request.prompt_len + request.stopping.max_tokens)
         self._counters = counters
-        self._detokenizer = Detokenizer(tokenizer, self.tokens, request.show_special_tokens)
-        self._stops = StopStrings(stopping.strings, request.held_back, stopping.include_stop)
+        self._detokenizer = Detokenizer(
+            tokenizer, self.tokens[: request.prompt_len], request.show_special_tokens
+        )
+        self._stops = StopStrings(stopping.strings, stopping.include_stop)
         self._text: list[str] = []
         self._rows: SequenceRows
         self._tree = TokenTree()
+        self._go_on()
 
     @property
     def pending(self) -> int:
@@ -93,6 +98,11 @@ class TargetSession:
             self.request.prompt_logprobs is not None
             and self._prompt_logprobs_from < self.request.prompt_len
         )
+
+    @property
+    def resumed(self) -> bool:
+        """Whether another target has begun the answer."""
+        return len(self.request.tokens) > self.request.prompt_len
 
     @property
     def decoding(self) -> bool:
@@ -196,7 +206,6 @@ class TargetSession:
             drafted=len(self._tree),
             tested=verdict.tested,
             text=text,
-            held_back=self._stops.held_back,
             logprobs=tuple(logprobs),
             features=self._features(base_len - 1, self.kv.length)[0]
             if self._sends_features
@@ -244,24 +253,39 @@ class TargetSession:
         """Make a token part of the answer; whether the answer goes on."""
         self.tokens.append(token)
         self._processors.observe(token)
+        self._read(token, len(self.tokens))
+        return self.finished is None
+
+    def _go_on(self) -> None:
+        """Come to where another target has left the answer: its text was shown by that one."""
+        prompt_len = self.request.prompt_len
+        for length, token in enumerate(self.tokens[prompt_len:], prompt_len + 1):
+            if self.finished is not None:
+                raise InvalidRequest(
+                    f"the answer ends after {length - 1} tokens, but {len(self.tokens)} are given"
+                )
+            self._read(token, length)
+        self._text.clear()
+
+    def _read(self, token: int, length: int) -> None:
+        """Turn the token that made prompt and answer `length` long into text; does it end the answer?"""
         stopping = self.request.stopping
-        length = len(self.tokens) - self.request.prompt_len
-        if token in self._stop_ids and length > stopping.min_tokens:
+        answered = length - self.request.prompt_len
+        if token in self._stop_ids and answered > stopping.min_tokens:
             last = self._detokenizer.add(token) if stopping.include_stop else ""
             self._show(last + self._detokenizer.flush())
-            self.finished = m.Finished("stop", stop_token=token)
-            return False
+            self.finished = m.Finished("stop", length, stop_token=token)
+            return
         text = self._detokenizer.add(token)
-        if length <= stopping.min_tokens:
+        if answered <= stopping.min_tokens:
             self._text.append(text)
         else:
             self._show(text)
-        if self._stops.found is None and len(self.tokens) >= self._max_len:
+        if self._stops.found is None and length >= self._max_len:
             self._show(self._detokenizer.flush())
-            self.finished = m.Finished("length")
+            self.finished = m.Finished("length", length)
         if self._stops.found is not None:
-            self.finished = m.Finished("stop", stop_string=self._stops.found)
-        return self.finished is None
+            self.finished = m.Finished("stop", length, stop_string=self._stops.found)
 
     def _show(self, text: str) -> None:
         self._text.append(self._stops.add(text))

@@ -82,7 +82,6 @@ class Writer:
             )
             session = TargetSession(
                 request,
-                lambda message: None,
                 self._pool.sequence(),
                 self._tokenizer,
                 self._eos,

@@ -60,6 +60,7 @@ class EagleDrafter(TreeDrafter[EagleSession]):
         self.feature_window = window + 1
         self._window = window
         self.feature_kind = runner.feature_kind
+        self.feature_width = runner.feature_width
         self._runner = runner
 
     def make_session(self, sampling: SamplingParams) -> EagleSession:

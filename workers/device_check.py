@@ -1,7 +1,8 @@
-"""Whether a device serves well: exactness of tree rows, and what steps cost beside reading the weights.
+"""Whether a device serves well: exactness of tree rows, what steps cost beside reading the weights, and what
+drafts gain and lose by load.
 
-    python -m workers.engine.device_check --device cuda
-    python -m workers.engine.device_check --device cuda --model FOLDER --draft FOLDER
+    python -m workers.device_check --device cuda
+    python -m workers.device_check --device cuda --model FOLDER --draft FOLDER
 
 Needs torch and transformers, no Ray. Without --model it makes a random Llama of 7 billion parameters on the
 device (--shape tiny: a small one, to try the check itself). The last line says go or no go.
@@ -18,10 +19,12 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from workers import load_check
 from workers.engine.benchmark import prefilled
 from workers.engine.loading import load_model, resolve_dtype, wrap
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch, SequenceRows
+from workers.target.measure import measure_step_times
 from workers.tree import ANCHOR
 
 SHAPES: Final = {
@@ -48,6 +51,9 @@ SEQUENCES: Final = (1, 64)
 REPEATS: Final = 20
 MOST_OVER_LIMIT: Final = 3.0
 """Times the read of the weights that a step of one row may take to be called good."""
+LOADS: Final = (1, 4, 16, 64)
+LEAST_OVER_PLAIN: Final = 0.95
+"""Under no load may drafting cost more than the rest of this."""
 MOST_OVER_ONE_ROW: Final = 1.5
 """Times a step of one row that a step of eight may take for trees to pay."""
 
@@ -108,6 +114,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--shape", choices=list(SHAPES), default="7b")
     parser.add_argument("--model", type=Path, help="a model folder, instead of a random one")
+    parser.add_argument("--acceptance", type=float, default=0.7, help="of the recorded drafts")
+    parser.add_argument("--nodes", type=int, default=7, help="drafted rows of an answer at most")
     parser.add_argument("--draft", type=Path, help="a draft model's folder, timed beside it")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
@@ -135,11 +143,23 @@ def main(arguments: list[str]) -> int:
     if options.draft is not None:
         draft = load_model(options.draft, options.dtype, options.device)
         print(f"a pass of the draft, 1 row: {step_ms(draft, 1, 1):.2f} ms")
+    pool = model.pool(4096)
+    step_times = measure_step_times(model, pool, 2048)
+    loads = load_check.measure(model, step_times, LOADS, options.acceptance, options.nodes)
+    print(
+        f"with drafts that are right with probability {options.acceptance:g}, up to {options.nodes} rows:\n"
+        "| at once | plain, tokens/s | drafted | over plain |\n|---|---|---|---|"
+    )
+    for load in loads:
+        gain = load.drafted / load.plain
+        print(f"| {load.at_once} | {load.plain:.1f} | {load.drafted:.1f} | {gain:.2f} |")
     slow = limit and times[1, 1] > MOST_OVER_LIMIT * limit
     dear = times[8, 1] > MOST_OVER_ONE_ROW * times[1, 1]
+    losing = [load.at_once for load in loads if load.drafted < LEAST_OVER_PLAIN * load.plain]
     reasons = [
         *(["a step takes much longer than reading the weights"] if slow else []),
         *(["eight rows cost much more than one: trees would not pay"] if dear else []),
+        *([f"drafts lose at {', '.join(map(str, losing))} at once"] if losing else []),
     ]
     print("go" if not reasons else "no go: " + "; ".join(reasons))
     return 0 if not reasons else 1

@@ -1,0 +1,38 @@
+"""Callers without a key are turned away before anything of theirs is read."""
+
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.keys import Gate
+from deployments.openai.errors import service_error_body
+from workers.rpc.errors import Unauthenticated, http_status
+
+GUARDED = "/v1/"
+
+
+def presented(headers: Headers) -> str | None:
+    """The key that a request carries, as OpenAI's clients send it."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
+class KeyCheck:
+    """ASGI middleware: 401 for whoever has no key, below /v1/."""
+
+    def __init__(self, app: ASGIApp, gate: Callable[[], Gate]) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
+            try:
+                self._gate().identify(presented(Headers(scope=scope)))
+            except Unauthenticated as error:
+                answer = JSONResponse(service_error_body(error), http_status(error))
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

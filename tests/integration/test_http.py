@@ -179,7 +179,10 @@ async def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
     shutil.copytree(tiny.llama(), folder)
     template = "{% if thinking %}THINK{% endif %}{{ messages[0]['content'] }}"
     (folder / "chat_template.jinja").write_text(template)
-    async with harness(folder, LookupDrafter()) as h, http_client(h) as client:
+    async with (
+        harness(folder, LookupDrafter(), patient=False) as h,
+        http_client(h) as client,
+    ):
         plain = await chat(client)
         asked = await chat(client, chat_template_kwargs={"thinking": True})
         plain_prompt, asked_prompt = (

@@ -264,7 +264,7 @@ class Harness:
         deadline = time.monotonic() + within_s
         while (held := self._held()) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        assert not held
+        assert not held, held
         for worker in self.targets.workers:
             worker._pool.check_integrity()
 

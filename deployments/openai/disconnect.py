@@ -4,7 +4,6 @@ Serve's own detection can be switched off by a request header, so the connection
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
@@ -33,11 +32,13 @@ async def until_disconnect(request: Request, items: AsyncGenerator[T]) -> AsyncG
             yield item
     finally:
         gone.cancel()
-        if upcoming is not None and not upcoming.done():
-            upcoming.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await upcoming
-        await items.aclose()
+        try:
+            if upcoming is not None and not upcoming.done():
+                upcoming.cancel()
+                # Not `await upcoming`: whoever is cancelled here himself must notice.
+                await asyncio.wait([upcoming])
+        finally:
+            await items.aclose()
 
 
 class _Exhausted(Exception):

@@ -69,8 +69,9 @@ class LocalPool:
                     return
             finally:
                 held.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await held
+                # Not `await held`: whoever is cancelled here himself must notice.
+                await asyncio.wait([held])
+                await holder.aclose()
             await asyncio.sleep(PAUSE_SECONDS)
 
     @property

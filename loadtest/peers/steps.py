@@ -11,7 +11,7 @@ import argparse
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from tqdm import tqdm
@@ -28,11 +28,12 @@ VOCABULARY: Final = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question: so many prompts of so many tokens."""
+    """A question: so many prompts of so many tokens, and so many steps behind them."""
 
     context: int
     sequences: int = 1
     temperature: float = 0.0
+    steps: int = STEPS
 
 
 CASES: Final = (
@@ -45,6 +46,8 @@ CASES: Final = (
     Case(100, 32),
     Case(100, 32, 1.0),
     Case(1000, 8),
+    # What these prompts take varies by as much as many of their steps.
+    Case(3700, 8, steps=250),
 )
 
 
@@ -98,9 +101,9 @@ def measure(options: argparse.Namespace, kept: Kept[Sample]) -> dict[str, object
                         continue
                     one, more = (
                         running[name].ask(prompts, count, case.temperature, ignore_eos=True)
-                        for count in (1, 1 + STEPS)
+                        for count in (1, 1 + case.steps)
                     )
-                    step_s = (more["seconds"] - one["seconds"]) / STEPS
+                    step_s = (more["seconds"] - one["seconds"]) / case.steps
                     kept.add(Sample(name, key, turn, one["seconds"], step_s))
         return {name: {"argv": each.argv, **each.about} for name, each in running.items()}
 
@@ -118,7 +121,9 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
             step = statistics.median(steps)
             made.append(
                 Row(
-                    **asdict(case),
+                    context=case.context,
+                    sequences=case.sequences,
+                    temperature=case.temperature,
                     engine=name,
                     prompt_tokens_per_s=case.context * case.sequences / prompt,
                     prompt_over=statistics.median(base[s.turn].prompt_s / s.prompt_s for s in mine),

@@ -157,22 +157,26 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
 
 def _check_pools(args: dict[str, Any], by_name: dict[str, Any], place: str) -> Iterator[str]:
     """What a front asks of applications that are not there."""
+
+    def args_of(app: str, builder: str) -> dict[str, Any] | None:
+        found = by_name.get(app, {"import_path": None})
+        return found["args"] if found["import_path"] == f"{MODULE}:{builder}" else None
+
     front = FrontConfig.model_validate(args)
     for index, model in enumerate(front.models):
         here = f"{place}.models.{index}"
-        found = by_name.get(model.target)
-        if found is None or found["import_path"] != f"{MODULE}:target":
+        targets = args_of(model.target, "target")
+        if targets is None:
             yield f"{here}.target: {model.target!r} is no application of {MODULE}:target in this file"
             continue
-        target = TargetAppConfig.model_validate(found["args"])
-        beside = {draft.name for draft in target.drafts}
+        beside = {draft.name for draft in TargetAppConfig.model_validate(targets).drafts}
         for number, pool in enumerate(model.drafts):
             where = f"{here}.drafts.{number}"
-            found = by_name.get(pool.app)
-            if found is None or found["import_path"] != f"{MODULE}:draft":
+            drafts = args_of(pool.app, "draft")
+            if drafts is None:
                 yield f"{where}.app: {pool.app!r} is no application of {MODULE}:draft in this file"
                 continue
-            there = {draft.name for draft in DraftAppConfig.model_validate(found["args"]).drafts}
+            there = {draft.name for draft in DraftAppConfig.model_validate(drafts).drafts}
             for name in pool.drafters:
                 if name not in there:
                     yield f"{where}.drafters: {pool.app} has no drafter {name!r}{_suggest(name, there)}"

@@ -9,7 +9,7 @@ from typing import Final, cast, get_args
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
-from deployments.keys import Gate, Key
+from deployments.keys import Gate, Key, bearer
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from protos import inference_pb2 as pb
@@ -97,7 +97,7 @@ def _identify(gate: Gate, context: RayServegRPCContext) -> Key | None:
     """The caller's key. Serve's gRPC proxy listens everywhere: without keys only this host may call."""
     if gate.guarded:
         metadata = dict(context.invocation_metadata() or ())
-        return gate.identify(str(metadata.get("authorization", "")).removeprefix("Bearer "))
+        return gate.identify(bearer(str(metadata.get("authorization", ""))))
     if not context.peer().startswith(_LOOPBACK):
         raise PermissionDenied(
             "without API keys the gRPC port answers this host only: set api_keys_file on the server"

@@ -3,7 +3,7 @@
 A key file holds hashes, so that it is no secret itself:
 
     keys:
-      - id: team-a                       # names the key in metrics and in the target's fair sharing
+      - id: team-a                       # names the key in refusals and in the target's fair sharing
         sha256: 2bb80d537b1da3e38bd3…    # python -m deployments.keys prints one for a new key
         max_concurrent: 16               # answers at once over all coordinators; left out: no limit
         requests_per_minute: 600         # requests, with bursts of as many
@@ -60,6 +60,12 @@ class Counts(Protocol):
 
     async def report(self, coordinator: str, running: Mapping[str, int]) -> None:
         """What runs on a coordinator now, by key: corrects whatever got lost."""
+
+
+def bearer(authorization: str) -> str | None:
+    """The key of an Authorization header or its like in gRPC's metadata, if it is of the kind Bearer."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
 
 
 class Gate:

@@ -379,10 +379,9 @@ class Generation:
             for seat in self._seats
             if seat.reads_features and seat.drafters & self._asked.elsewhere
         ]
-        missing = [seat for seat in readers if seat.missing_features is not None]
+        missing = {seat: first for seat in readers if (first := seat.missing_features) is not None}
         if missing:
-            first = min(seat.missing_features or 0 for seat in missing)
-            self._target.send(m.FeaturesWanted(first))
+            self._target.send(m.FeaturesWanted(min(missing.values())))
             for seat in missing:
                 seat.features_asked(True)
         elif self._features_flow and not readers:

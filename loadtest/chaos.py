@@ -39,6 +39,8 @@ MODEL: Final = "model"
 PORT: Final = 8000
 WAIT_SECONDS: Final = 15.0
 CUT_SECONDS: Final = 6.0
+WORKER: Final = "slipstream_worker"
+HELD: Final = ("running_sessions", "waiting_sessions", "leases")
 BREAKS_SECONDS: Final = {
     "coordinator": 3.0,
     "proxy": 3.0,
@@ -184,20 +186,15 @@ def config(options: argparse.Namespace, token_file: Path, host: str) -> dict[str
 async def stream(http: httpx.AsyncClient, base: str, body: dict[str, Any], asked: Asked) -> None:
     """Ask, and note what comes when. Raises whatever breaks the stream."""
     last = asked.began = time.monotonic()
-    async with http.stream(
-        "POST", f"{base}{client.COMPLETIONS}", json={**body, "stream": True}
-    ) as response:
-        if response.is_error:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]":
+    events = client.events(http, f"{base}{client.COMPLETIONS}", body)
+    async with contextlib.aclosing(events) as chunks:
+        async for chunk in chunks:
+            if chunk is None:
                 asked.finished = True
-            if not line.startswith("data: {"):
                 continue
             now = time.monotonic()
             asked.longest_pause_s = max(asked.longest_pause_s, now - last)
             last = now
-            chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
                 raise RuntimeError(chunk["error"]["message"])
             for choice in chunk["choices"]:
@@ -345,23 +342,25 @@ def differences(right: Sequence[int], given: Sequence[int]) -> Counter[str]:
 
 
 def leaks(bases: Sequence[str]) -> tuple[int, int]:
-    """Sessions with leases, and KV slots, that workers hold although nobody asks; ten seconds at most."""
+    """Sessions with leases, and KV slots, that workers hold although nobody asks; ten seconds at most.
+
+    Raises RuntimeError if a front node does not say: what was not seen is not clean.
+    """
     deadline = time.monotonic() + 10
+    unseen = set(bases)
     while True:
         sessions = slots = 0
         for base in bases:
             with contextlib.suppress(httpx.HTTPError):
-                values: Counter[str] = Counter()
-                for line in httpx.get(f"{base}/metrics", timeout=15).text.splitlines():
-                    name, _, value = line.partition("{")
-                    if name.startswith("slipstream_worker_"):
-                        values[name.removeprefix("slipstream_worker_")] += int(
-                            float(value.rsplit(" ", 1)[1])
-                        )
-                sessions += values["running_sessions"] + values["waiting_sessions"]
-                sessions += values["leases"]
-                slots += values["kv_slots"] - values["kv_free_slots"]
-        if not (sessions or slots) or time.monotonic() > deadline:
+                answer = httpx.get(f"{base}/metrics", timeout=15).raise_for_status()
+                values = client.metric_values(answer.text)
+                unseen.discard(base)
+                sessions += sum(int(values[f"{WORKER}_{name}"]) for name in HELD)
+                slots += int(values[f"{WORKER}_kv_slots"] - values[f"{WORKER}_kv_free_slots"])
+        clean = not (sessions or slots or unseen)
+        if clean or time.monotonic() > deadline:
+            if unseen:
+                raise RuntimeError(f"nobody says what the workers hold: no metrics at {unseen}")
             return sessions, slots
         time.sleep(0.5)
 

@@ -1,9 +1,10 @@
 """Streamed answers of any server that speaks OpenAI's protocol, one or many at once."""
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,19 +28,44 @@ class Answer:
     token_ids: tuple[int, ...]
 
 
-async def ask(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Answer:
-    """One answer. Raises RuntimeError with what the server said if it refuses or fails."""
-    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    started, first, tokens = time.perf_counter(), None, 0
-    text: list[str] = []
-    token_ids: list[int] = []
-    async with client.stream("POST", path, json=streamed) as response:
+async def events(
+    client: httpx.AsyncClient, path: str, body: Mapping[str, Any]
+) -> AsyncGenerator[dict[str, Any] | None]:
+    """The chunks of one streamed answer as they come; None is the end that the server announces.
+
+    Raises RuntimeError with what the server said if it refuses.
+    """
+    async with client.stream("POST", path, json={**body, "stream": True}) as response:
         if response.is_error:
             raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
+            if line == "data: [DONE]":
+                yield None
+            elif line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def metric_values(text: str) -> dict[str, float]:
+    """The values of Prometheus's text format by metric, summed over labels."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            labelled, value = line.rsplit(" ", 1)
+            name = labelled.split("{")[0]
+            values[name] = values.get(name, 0.0) + float(value)
+    return values
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Answer:
+    """One answer. Raises RuntimeError with what the server said if it refuses or fails."""
+    streamed = {**body, "stream_options": {"include_usage": True}}
+    started, first, tokens = time.perf_counter(), None, 0
+    text: list[str] = []
+    token_ids: list[int] = []
+    async with contextlib.aclosing(events(client, path, streamed)) as chunks:
+        async for chunk in chunks:
+            if chunk is None:
                 continue
-            chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
                 raise RuntimeError(chunk["error"])
             for choice in chunk["choices"]:

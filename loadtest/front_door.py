@@ -9,6 +9,7 @@ waits are the target's own count of the same seconds (/metrics). Writes Markdown
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 
 from loadtest import report
+from loadtest.client import CHAT, events, metric_values
 from loadtest.prompts_file import Prompt, read
 from loadtest.server import running_server
 
@@ -44,13 +46,8 @@ class Row:
 
 async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
     """All values of /metrics, summed over labels."""
-    values: dict[str, float] = {}
-    for line in (await client.get("/metrics")).text.splitlines():
-        if not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            name = name.split("{")[0].removeprefix(PREFIX)
-            values[name] = values.get(name, 0.0) + float(value)
-    return values
+    values = metric_values((await client.get("/metrics")).text)
+    return {name.removeprefix(PREFIX): value for name, value in values.items()}
 
 
 async def stream(
@@ -62,15 +59,12 @@ async def stream(
         "max_tokens": options.max_tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "stream": True,
         "speculation": {"enabled": on},
     }
     came: list[float] = []
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.is_error:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
+    async with contextlib.aclosing(events(client, CHAT, body)) as chunks:
+        async for chunk in chunks:
+            if chunk is not None:
                 came.append(time.perf_counter())
                 if came[-1] > until:
                     break

@@ -6,21 +6,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.keys import Gate
+from deployments.keys import Gate, bearer
 from deployments.openai.errors import service_error_body
 from workers.rpc.errors import Unauthenticated, http_status
 
 GUARDED = "/v1/"
 
 
-def presented(headers: Headers) -> str | None:
-    """The key that a request carries, as OpenAI's clients send it."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None
-
-
 class KeyCheck:
-    """ASGI middleware: 401 for whoever has no key, below /v1/."""
+    """ASGI middleware: 401 without a key, below /v1/; `request.state.key` is the one that was shown."""
 
     def __init__(self, app: ASGIApp, gate: Callable[[], Gate]) -> None:
         self._app = app
@@ -30,7 +24,8 @@ class KeyCheck:
         """See ASGI."""
         if scope["type"] == "http" and scope["path"].startswith(GUARDED):
             try:
-                self._gate().identify(presented(Headers(scope=scope)))
+                shown = bearer(Headers(scope=scope).get("authorization", ""))
+                scope.setdefault("state", {})["key"] = self._gate().identify(shown)
             except Unauthenticated as error:
                 answer = JSONResponse(service_error_body(error), http_status(error))
                 await answer(scope, receive, send)

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
+from deployments.keys import Key
 from deployments.openai import errors
 from deployments.openai.answers import (
     AnswerFormat,
@@ -26,7 +27,7 @@ from deployments.openai.answers import (
 )
 from deployments.openai.body_limit import BodyLimit
 from deployments.openai.disconnect import until_disconnect
-from deployments.openai.key_check import KeyCheck, presented
+from deployments.openai.key_check import KeyCheck
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody
 from deployments.round import GenerationRequest, Piece
 from workers import limits
@@ -172,7 +173,7 @@ async def _answer(
             f"{len(prompts)} prompts with n {answers} are more than {limits.MAX_CHOICES} answers",
             "n",
         )
-    key = service.gate.identify(presented(request.headers))
+    key: Key | None = request.state.key
     requests: list[GenerationRequest] = []
     choices: list[Choice] = []
     for index, prompt in enumerate(prompts):

@@ -266,7 +266,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         left.bar(at, [row.tokens_per_s for row in alone], width, label=name)
         many = [row for row in rows if row.engine == name and row.kind == "all"]
         right.plot([r.at_once for r in many], [r.tokens_per_s for r in many], marker="o")
-    left.set_xticks(range(len(kinds)), [kind.replace(" ", "\n", 1) for kind in kinds], fontsize=7)
+    left.set_xticks(
+        range(len(kinds)),
+        [kind.replace(" ", "\n", 1).replace("-", "-\n") for kind in kinds],
+        fontsize=7,
+    )
     left.set_ylabel("tokens/s, one at a time")
     left.legend(fontsize=7)
     right.set_xscale("log", base=2)

@@ -1,6 +1,5 @@
 """A real server: Ray, three processes, the real model; one for all end-to-end tests."""
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import openai
 import pytest
 import yaml
 
+from loadtest.cluster import free_port
 from loadtest.server import running_server
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as pb_grpc
@@ -41,12 +41,6 @@ class Server:
         """The processes behind the server, by role."""
         response = self.stub().Info(pb.InfoRequest(), timeout=30)
         return {process.role: process for process in response.processes}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

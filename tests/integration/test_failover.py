@@ -231,8 +231,11 @@ async def test_an_answer_that_is_complete_is_not_gone_on_with() -> None:
 KINDS = ("drop", "duplicate", "swap", "corrupt", "delay")
 
 
-async def same_through_faults(h: Harness, drafter: ReplayDrafter) -> Counter[Fault]:
-    """Many answers over faulty links, each as it is over a clean one; what was seen of the faults."""
+async def same_through_faults(
+    h: Harness, drafter: ReplayDrafter, fault: str
+) -> tuple[set[str], Counter[Fault]]:
+    """Many answers over faulty links, each as it is over a clean one: the messages hit, and what was seen."""
+    h.targets.workers[0].leases._claim_seconds = h.drafts.workers[0].leases._claim_seconds = 0.3
     link = h.links[0]
     faults, link.faults = link.faults, Faults()
     requests = [
@@ -254,7 +257,7 @@ async def same_through_faults(h: Harness, drafter: ReplayDrafter) -> Counter[Fau
                 accepted += answer.stats.accepted_tokens
     assert accepted > 50
     await h.idle(2.0)
-    return seen
+    return {kind for done, kind in link.done if done == fault}, seen
 
 
 @pytest.mark.parametrize("fault", KINDS)
@@ -266,9 +269,7 @@ async def test_faults_on_the_way_to_a_target_change_no_token(
     drafter = ReplayDrafter("mixed", VOCAB)
     faults = Faults(**{fault: 0.02}, delay_s=0.03)
     async with harness(tiny.llama(), drafter, patient=False, target_faults=faults) as h:
-        h.targets.workers[0].leases._claim_seconds = 0.3
-        seen = await same_through_faults(h, drafter)
-        struck = {kind for done, kind in h.links[0].done if done == fault}
+        struck, seen = await same_through_faults(h, drafter, fault)
         assert "committed" in struck
         assert seen["duplicate" if fault == "duplicate" else "target_lost"] > 0
 
@@ -283,9 +284,7 @@ async def test_faults_on_the_way_to_a_drafter_change_no_token(
     drafter = ReplayDrafter("mixed", VOCAB)
     faults = Faults(**{fault: 0.05}, delay_s=0.03)
     async with harness(tiny.llama(), drafter, patient=False, draft_faults=faults) as h:
-        h.drafts.workers[0].leases._claim_seconds = 0.3
-        seen = await same_through_faults(h, drafter)
-        struck = {kind for done, kind in h.links[0].done if done == fault}
+        struck, seen = await same_through_faults(h, drafter, fault)
         assert struck >= {"commit", "proposal"}
         if fault in ("drop", "corrupt"):
             assert seen["draft_lost"] > 0

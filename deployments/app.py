@@ -33,11 +33,13 @@ from deployments.config import (
     TargetAppConfig,
     WorkerThresholds,
 )
+from deployments.coordinator import REPORT_SECONDS, Workers
 from deployments.coordinator import Coordinator as Core
-from deployments.coordinator import Workers
 from deployments.drafting import DraftPool
+from deployments.exposition import exposition
 from deployments.keys import Key, Limits
 from deployments.lease import WorkerPool
+from deployments.metrics import CoordinatorMetrics, WorkerMetrics
 from deployments.openai.routes import make_app
 from protos import inference_pb2 as pb
 from workers.checkpoint import head_features
@@ -60,7 +62,12 @@ def _core() -> Core:
     return serve.get_replica_context().servable_object.core  # type: ignore[no-any-return]
 
 
-http_app = make_app(_core)
+async def _exposition() -> str:
+    """The metrics of the applications that this replica belongs to and asks."""
+    return await exposition(serve.get_replica_context().servable_object.applications)
+
+
+http_app = make_app(_core, _exposition)
 
 
 @serve.ingress(http_app)
@@ -73,6 +80,7 @@ class Coordinator:
         """Serve models; handles are given, or names of applications."""
         security = _security(data_plane)
         peer_id = serve.get_replica_context().replica_id.unique_id
+        self.applications = {serve.get_replica_context().app_name}
         pools: dict[tuple[str, str], WorkerPool] = {}
 
         def pool(kind: WorkerKind, deployment: str, found: DeploymentHandle | str) -> WorkerPool:
@@ -80,6 +88,7 @@ class Coordinator:
             key = (deployment, found if isinstance(found, str) else deployment)
             if key not in pools:
                 if isinstance(found, str):
+                    self.applications.add(found)
                     found = serve.get_deployment_handle(deployment, found)
                 pools[key] = WorkerPool(kind, found, peer_id, security)
             return pools[key]
@@ -97,7 +106,9 @@ class Coordinator:
                 for model in models
             ],
             _SharedLimits(),
+            CoordinatorMetrics(),
         )
+        self._reporting = asyncio.create_task(self.core.report())
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take new thresholds."""
@@ -153,6 +164,20 @@ class WorkerReplica:
 
     _worker: Any = None
 
+    async def _serve(self, worker: Any) -> None:
+        """Start the worker, and report what it does."""
+        await worker.start()
+        self._worker = worker
+        self._reporting = asyncio.create_task(self._report(WorkerMetrics()))
+
+    async def _report(self, metrics: WorkerMetrics) -> None:
+        while True:
+            metrics.record(self._worker.status(), self._steps())
+            await asyncio.sleep(REPORT_SECONDS)
+
+    def _steps(self) -> Sequence[tuple[float, int]]:
+        return ()
+
     async def lease(self) -> AsyncIterator[tuple[str, str]]:
         """Yield (address, lease id) once, then hold the lease until it ends. Raises if the worker is ill."""
         self._worker.check_health()
@@ -175,6 +200,7 @@ class WorkerReplica:
 
     async def __del__(self) -> None:
         if self._worker is not None:
+            self._reporting.cancel()
             await self._worker.stop()
 
 
@@ -190,10 +216,12 @@ class Target(WorkerReplica):
         drafters = drafter_configs(config.pop("drafters"))
         target = TargetConfig(**config, drafters=drafters)
         self._ranks = _Ranks(target)
-        self._worker = TargetWorker(
-            target, ranks_meet_in=self._ranks.folder, security=_security(data_plane)
+        await self._serve(
+            TargetWorker(target, ranks_meet_in=self._ranks.folder, security=_security(data_plane))
         )
-        await self._worker.start()
+
+    def _steps(self) -> Sequence[tuple[float, int]]:
+        return self._worker.recent_steps()  # type: ignore[no-any-return]
 
     def check_health(self) -> None:
         """Raise if the worker cannot work any more."""
@@ -254,8 +282,7 @@ class Draft(WorkerReplica):
         from workers.draft.server import DraftWorker
 
         config = DraftConfig(drafter_configs(drafts), target)
-        self._worker = DraftWorker(config, security=_security(data_plane))
-        await self._worker.start()
+        await self._serve(DraftWorker(config, security=_security(data_plane)))
 
 
 def build(args: AppConfig) -> serve.Application:

@@ -5,6 +5,7 @@ Both front doors, HTTP and gRPC, come here with the same meaning.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -12,7 +13,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import grpc.aio
 
@@ -21,7 +23,7 @@ from deployments.config import CoordinatorThresholds
 from deployments.drafting import DraftPool
 from deployments.keys import Counts, Gate
 from deployments.lease import WorkerPool
-from deployments.metrics import ConnectedWorker, Metrics
+from deployments.metrics import CoordinatorMetrics
 from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 LEARN_SECONDS = 5.0
+REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,15 @@ class Workers:
     model_id: str
     targets: WorkerPool
     drafts: tuple[DraftPool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedWorker:
+    """A worker: its introduction, "target" or "draft", and what it does now."""
+
+    info: m.WorkerInfo
+    role: str
+    status: pb.WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +72,12 @@ class SpeculationOptions:
 class Options:
     """What a request says about its answer, alike for HTTP and gRPC; None means the default.
 
-    `sampling` holds the fields of SamplingParams that the request gives.
+    `sampling` holds the fields of SamplingParams that the request gives; `request_id` is the answer's own,
+    `operation` is OpenTelemetry's name of the call.
     """
 
+    request_id: str
+    operation: Literal["chat", "text_completion"]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -82,17 +97,20 @@ class Options:
 class Coordinator:
     """Serves models: `model` finds one by the name that a request gives."""
 
-    def __init__(self, workers: Sequence[Workers], counts: Counts) -> None:
+    def __init__(
+        self, workers: Sequence[Workers], counts: Counts, metrics: CoordinatorMetrics
+    ) -> None:
         self.thresholds = CoordinatorThresholds()
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.gate = Gate(counts, self.worker_id)
-        self.metrics = Metrics()
+        self.metrics = metrics
         self.models = {of.model_id: ServedModel(of, self) for of in workers}
 
-    def model(self, name: str | None) -> "ServedModel":
+    async def model(self, name: str | None) -> "ServedModel":
         """The model of this name; left out, the only one.
 
-        Raises NotFound if there is none, Unavailable until one of its targets has introduced itself.
+        A coordinator that has just come waits for the first of its targets as long as an answer waits for
+        another. Raises NotFound if there is no such model, Unavailable if nobody comes.
         """
         if not name and len(self.models) == 1:
             (name,) = self.models
@@ -102,10 +120,13 @@ class Coordinator:
         if name not in self.models:
             raise NotFound(f"the model {name!r} does not exist; this server has {known}")
         model = self.models[name]
-        if not model.known:
+        try:
+            async with asyncio.timeout(self.thresholds.failover_wait_s):
+                await model.introduced.wait()
+        except TimeoutError as error:
             raise Unavailable(
-                f"no target worker of {name!r} has introduced itself yet; try again later"
-            )
+                f"no target worker of {name!r} has introduced itself; try again later"
+            ) from error
         return model
 
     def reconfigure(self, thresholds: CoordinatorThresholds) -> None:
@@ -121,13 +142,25 @@ class Coordinator:
             logger.error("the old API keys stay: %s", error)
         self.thresholds = thresholds
 
-    async def workers(self) -> list[ConnectedWorker]:
-        """The workers that are connected, at least one of each pool."""
+    async def report(self) -> None:
+        """Record, every second, what goes over the connections; until cancelled."""
+        while True:
+            pools = [pool for _, pool in self._pools]
+            self.metrics.record(itertools.chain(*(pool.connections() for pool in pools)))
+            await asyncio.sleep(REPORT_SECONDS)
+
+    @property
+    def _pools(self) -> list[tuple[str, WorkerPool]]:
+        """The pools of all models and their roles; models may share some."""
         pools = {
             id(pool): (role, pool) for model in self.models.values() for role, pool in model.pools
         }
+        return list(pools.values())
+
+    async def workers(self) -> list[ConnectedWorker]:
+        """The workers that are connected, at least one of each pool."""
         found = []
-        for role, pool in pools.values():
+        for role, pool in self._pools:
             if not pool.connections():
                 with contextlib.suppress(ServiceError):
                     async with pool.lease(time.monotonic() + LEARN_SECONDS):
@@ -139,9 +172,7 @@ class Coordinator:
                         timeout=LEARN_SECONDS,
                         metadata=connection.metadata,
                     )
-                    found.append(
-                        ConnectedWorker(connection.info, role, status, *connection.messages)
-                    )
+                    found.append(ConnectedWorker(connection.info, role, status))
         return found
 
 
@@ -153,7 +184,7 @@ class ServedModel:
 
     def __init__(self, workers: Workers, coordinator: Coordinator) -> None:
         self.model_id = workers.model_id
-        self.known = False
+        self.introduced = asyncio.Event()
         self._workers = workers
         self._coordinator = coordinator
         self._records = Records()
@@ -229,6 +260,9 @@ class ServedModel:
                 show_special_tokens=options.show_special_tokens,
                 priority=options.priority,
                 key_id=key_id,
+                model_id=self.model_id,
+                operation=options.operation,
+                request_id=options.request_id,
                 speculation=self._speculation(options.speculation),
                 deadline=time.monotonic() + min(limit, options.timeout_s or limit),
             )
@@ -243,12 +277,12 @@ class ServedModel:
             self._workers.drafts,
             self._coordinator.thresholds,
             self._records,
-            self._coordinator.metrics.ended,
+            partial(self._coordinator.metrics.ended, self.model_id),
         )
 
     async def _learn(self) -> None:
         """Get to know the model from the first target that answers."""
-        while not self.known:
+        while not self.introduced.is_set():
             try:
                 async with self._workers.targets.lease() as lease:
                     connection = lease.connection
@@ -259,7 +293,7 @@ class ServedModel:
                     )
                     self.tokenizer = await asyncio.to_thread(PromptTokenizer, files)
                     self.info = connection.info
-                    self.known = True
+                    self.introduced.set()
             except Exception:
                 # Whatever is wrong now, the next target may be right; /health says that none was yet.
                 logger.exception("a target could not be asked for its model; trying again")

@@ -30,9 +30,11 @@ async def generate(
     request_id = f"gen-{secrets.token_hex(12)}"
     try:
         key = _identify(coordinator.gate, context)
-        model = coordinator.model(request.model)
+        model = await coordinator.model(request.model)
         prompt = await _prompt(model, request)
-        asked = model.requests(prompt, _options(request), "" if key is None else key.id)[0]
+        asked = model.requests(
+            prompt, _options(request_id, request), "" if key is None else key.id
+        )[0]
         if asked.prompt_only:
             raise InvalidRequest("max_tokens must be at least 1, not 0", "max_tokens")
         generation = model.generation(asked)
@@ -58,7 +60,7 @@ async def info(
     """Inference.Info."""
     try:
         _identify(coordinator.gate, context)
-        model = coordinator.model(request.model)
+        model = await coordinator.model(request.model)
         workers = await coordinator.workers()
     except ServiceError as error:
         raise _with_status(context, error) from error
@@ -134,7 +136,7 @@ async def _prompt(model: ServedModel, request: pb.GenerateRequest) -> list[int]:
             raise InvalidRequest("set one of text, token_ids and conversation", "prompt")
 
 
-def _options(request: pb.GenerateRequest) -> Options:
+def _options(request_id: str, request: pb.GenerateRequest) -> Options:
     sampling, stopping, speculation = request.sampling, request.stopping, request.speculation
     if request.HasField("logprobs") and request.logprobs > limits.MAX_TOP_LOGPROBS:
         raise InvalidRequest(
@@ -143,7 +145,10 @@ def _options(request: pb.GenerateRequest) -> Options:
         )
     # Every field of Sampling has the name of the one in SamplingParams.
     given = {field.name: value for field, value in sampling.ListFields()}
+    chat = request.WhichOneof("prompt") == "conversation"
     return Options(
+        request_id=request_id,
+        operation="chat" if chat else "text_completion",
         sampling=given,
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         min_tokens=stopping.min_tokens,

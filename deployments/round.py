@@ -26,6 +26,7 @@ from deployments.config import CoordinatorThresholds
 from deployments.drafting import DraftPool, Seat
 from deployments.lease import WorkerPool, tell_when_ended
 from deployments.stats import RequestStats
+from deployments.tracing import AnswerTrace
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel
@@ -85,6 +86,9 @@ class GenerationRequest:
     show_special_tokens: bool = False
     priority: int = 0
     key_id: str = ""
+    model_id: str = ""
+    operation: str = "text_completion"
+    request_id: str = ""
 
 
 @dataclass(slots=True)
@@ -111,6 +115,13 @@ class Generation:
         ended: Callable[[RequestStats], None],
     ) -> None:
         self.request = request
+        self._trace = AnswerTrace(
+            request.operation,
+            request.model_id,
+            request.request_id,
+            request.sampling,
+            request.stopping,
+        )
         self.stats = RequestStats()
         self.tokens = list(request.prompt)
         self._targets = targets
@@ -143,6 +154,7 @@ class Generation:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(lambda: self._ended(self.stats))
+            stack.callback(lambda: self._trace.ended(self.stats, len(self.request.prompt)))
             for seat in self._seats:
                 stack.callback(asyncio.create_task(seat.hold()).cancel)
             deadline = self.request.deadline
@@ -155,8 +167,10 @@ class Generation:
                         if piece.tokens or piece.finished is not None:
                             yield piece
                         if piece.finished is not None:
+                            self.stats.finish_reason = piece.finished.reason
                             return
                         if self._error is not None:
+                            self.stats.finish_reason = self._error.code.name.lower()
                             raise self._error
                         if self._lost is not None:
                             break
@@ -181,6 +195,8 @@ class Generation:
                     f"{self._thresholds.failover_wait_s:g} s: {error}"
                 ) from error
             self._info = lease.connection.info
+            self.stats.placed()
+            self._trace.leased(self._info.worker_id)
             self._weights = self._info.weights_fingerprint
             self._choice.lose(self._beside)
             self._beside = self.usable(self._info)
@@ -237,8 +253,12 @@ class Generation:
         first = len(self.tokens) == len(self.request.prompt)
         self._losses = 0
         self.tokens += committed.tokens
-        if not first:
+        self.stats.came(len(committed.tokens))
+        if first:
+            self._trace.prefilled(len(self.request.prompt))
+        else:
             self.stats.committed(committed)
+            self._trace.round(committed, self.stats)
             self._choice.committed(self.tokens, committed)
             if not self._choice.priced_out:
                 self._cheaper.set()
@@ -419,6 +439,7 @@ class Generation:
             chain=not self.request.speculation.tree,
             mode=self.request.speculation.mode,
             insists=not self.request.speculation.auto,
+            traceparent=self._trace.traceparent,
         )
 
     def open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:
@@ -433,6 +454,7 @@ class Generation:
             chain=not speculation.tree,
             max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
             mode=speculation.mode,
+            traceparent=self._trace.traceparent,
         )
 
 

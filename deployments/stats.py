@@ -1,5 +1,6 @@
-"""What speculation did for one request."""
+"""What speculation did for one request, and how long it took."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,18 +21,36 @@ class RequestStats:
 
     drafter: str = ""
     rounds: int = 0
+    drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     committed_tokens: int = 0
     proposals: int = 0
     hits: int = 0
     faults: Counter[Fault] = field(default_factory=Counter)
+    finish_reason: str = "abort"
+    _began: float = field(default_factory=time.monotonic)
+    _placed: float | None = None
+    _first: float | None = None
+    _last: float = 0.0
+    _tokens: int = 0
     _tested: list[int] = field(default_factory=list)
     _accepted: list[int] = field(default_factory=list)
+
+    def placed(self) -> None:
+        """The answer has a place on a target."""
+        self._placed = self._placed or time.monotonic()
+
+    def came(self, tokens: int) -> None:
+        """So many tokens have come."""
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+        self._tokens += tokens
 
     def committed(self, committed: m.Committed) -> None:
         """Count a round."""
         self.rounds += 1
+        self.drafts += committed.drafted > 0
         self.draft_tokens += committed.drafted
         self.accepted_tokens += committed.accepted
         self.committed_tokens += len(committed.tokens)
@@ -59,6 +78,38 @@ class RequestStats:
         return [a / t for a, t in zip(self._accepted, self._tested, strict=True)]
 
     @property
+    def tokens(self) -> int:
+        """Tokens that have come."""
+        return self._tokens
+
+    @property
+    def accepted_by_depth(self) -> list[int]:
+        """At index d: how many tokens at depth d + 1 were accepted."""
+        return self._accepted
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until the answer had a place on a target; None if it never had one."""
+        return None if self._placed is None else self._placed - self._began
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds until the first token; None if there was none."""
+        return None if self._first is None else self._first - self._began
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds a token after the first; None if there was none."""
+        if self._first is None or self._tokens < 2:
+            return None
+        return (self._last - self._first) / (self._tokens - 1)
+
+    @property
+    def request_s(self) -> float:
+        """Seconds since the request."""
+        return time.monotonic() - self._began
+
+    @property
     def hit_rate(self) -> float:
         """Proposals that were ready before the commit that they follow, per proposal."""
         return self.hits / self.proposals if self.proposals else 0.0
@@ -67,6 +118,7 @@ class RequestStats:
         """Add the counts of another answer of the same request."""
         self.drafter = self.drafter or other.drafter
         self.rounds += other.rounds
+        self.drafts += other.drafts
         self.draft_tokens += other.draft_tokens
         self.accepted_tokens += other.accepted_tokens
         self.committed_tokens += other.committed_tokens

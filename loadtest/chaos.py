@@ -5,10 +5,11 @@
 Each node of the cluster lives in a network namespace of its own, on this machine (needs root; with --one-
 network all share this one, and no cable is pulled). Two front processes, two targets and two draft workers
 run on two of three nodes; the third is the head. Every few seconds one process of some kind is killed with
-SIGKILL, a whole node is, or its cable is pulled for a while; the next fault waits until the pools are
-whole, or 15 seconds. Clients ask all the time. An answer is right if it has the tokens that it had on the
-quiet cluster, without drafts. Streams that were cut because their own front process or proxy was killed may
-fail; nothing else may. Writes Markdown, JSON and a plot; the last line is one JSON object.
+SIGKILL, a whole node is, or its cable is pulled for a while, or all that goes through the cable is late and
+some of it lost; the next fault waits until the pools are whole, or 15 seconds. Clients ask all the time. An
+answer is right if it has the tokens that it had on the quiet cluster, without drafts. Streams whose own front
+process, proxy or node was killed or cut off may fail; nothing else may. Writes Markdown, JSON and a plot; the
+last line is one JSON object.
 """
 
 import argparse
@@ -40,6 +41,8 @@ PORT: Final = 8000
 WAIT_SECONDS: Final = 15.0
 CUT_SECONDS: Final = 6.0
 WORKER: Final = "slipstream_worker"
+COORDINATOR_HEADER: Final = "x-slipstream-coordinator"
+FRONT: Final = "ServeReplica:front"
 HELD: Final = ("running_sessions", "waiting_sessions", "leases")
 BREAKS_SECONDS: Final = {
     "coordinator": 3.0,
@@ -47,8 +50,12 @@ BREAKS_SECONDS: Final = {
     "node": 3.0,
     "network": CUT_SECONDS + 8.0,
 }
-"""A stream that breaks so soon after such a fault broke because its own way in was hit: sockets of killed
-processes close at once, those behind a pulled cable only when somebody misses them."""
+"""How soon after such a fault the streams that it hit break: sockets of killed processes close at once, those
+behind a pulled cable only when somebody misses them."""
+
+FAR_SECONDS: Final = 8.0
+FAR_DELAY_SECONDS: Final = 0.03
+FAR_LOSS: Final = 0.02
 
 SURFACES: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 0},
@@ -69,9 +76,14 @@ class Question:
 
 @dataclass(slots=True)
 class Asked:
-    """One request under fire."""
+    """One request under fire.
+
+    `way_in` is the address that it was sent to, `coordinator` the process that answers, 0 until it says so.
+    """
 
     began: float
+    way_in: str = ""
+    coordinator: int = 0
     ended: float = 0.0
     tokens: list[int] = field(default_factory=list)
     longest_pause_s: float = 0.0
@@ -81,14 +93,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done, and when."""
+    """What was done, and when; to whose way in, if it was one, and to which coordinators."""
 
     kind: str
     at: float
+    way_in: str = ""
+    coordinators: frozenset[int] = frozenset()
 
-    def excuses(self, at: float) -> bool:
-        """Whether a stream that broke at a time may have broken by it."""
-        return self.at <= at <= self.at + BREAKS_SECONDS.get(self.kind, 0.0)
+    def excuses(self, broken: Asked) -> bool:
+        """Whether a stream that broke was one of those that it hit."""
+        mine = broken.way_in == self.way_in or broken.coordinator in self.coordinators
+        # Who was to answer a stream that had not begun nobody knows.
+        unnamed = bool(self.coordinators) and not broken.coordinator
+        soon = self.at <= broken.ended <= self.at + BREAKS_SECONDS.get(self.kind, 0.0)
+        return soon and (mine or unnamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +204,13 @@ def config(options: argparse.Namespace, token_file: Path, host: str) -> dict[str
 async def stream(http: httpx.AsyncClient, base: str, body: dict[str, Any], asked: Asked) -> None:
     """Ask, and note what comes when. Raises whatever breaks the stream."""
     last = asked.began = time.monotonic()
-    events = client.events(http, f"{base}{client.COMPLETIONS}", body)
+    asked.way_in = httpx.URL(base).host
+
+    def opened(headers: httpx.Headers) -> None:
+        # Serve's own refusals name nobody.
+        asked.coordinator = int(headers.get(COORDINATOR_HEADER, "-0-").split("-")[-2])
+
+    events = client.events(http, f"{base}{client.COMPLETIONS}", body, opened)
     async with contextlib.aclosing(events) as chunks:
         async for chunk in chunks:
             if chunk is None:
@@ -267,18 +291,21 @@ class Chaos:
 
     def __init__(self, made: Cluster, one_network: bool, rng: random.Random) -> None:
         self.faults: list[Fault] = []
+        self.frames: Counter[str] = Counter()
         self._one_network = one_network
         self._cluster = made
         self._rng = rng
+        # With a proxy on every node, the head's is nobody's way in.
+        self._nodes = made.nodes if one_network else made.nodes[1:]
         self._kinds: dict[str, Callable[[], None]] = {
-            "draft": lambda: self._kill("ServeReplica:drafts"),
-            "target": lambda: self._kill("ServeReplica:targets"),
-            "coordinator": lambda: self._kill("ServeReplica:front"),
-            "proxy": lambda: self._kill("ProxyActor"),
+            "draft": lambda: self._kill("draft", "ServeReplica:drafts"),
+            "target": lambda: self._kill("target", "ServeReplica:targets"),
+            "coordinator": lambda: self._kill("coordinator", FRONT),
+            "proxy": lambda: self._kill("proxy", "ProxyActor"),
             "node": self._kill_node,
         }
         if not one_network:
-            self._kinds["network"] = self._cut
+            self._kinds |= {"network": self._cut, "distance": self._remove}
 
     async def run(self, seconds: float) -> None:
         """Every kind in turn, in an order that changes, until the time is over."""
@@ -287,8 +314,6 @@ class Chaos:
             for kind in self._rng.sample(list(self._kinds), len(self._kinds)):
                 if time.monotonic() >= until:
                     break
-                self.faults.append(Fault(kind, time.monotonic()))
-                print(f"{len(self.faults):3d}  {kind}", file=sys.stderr, flush=True)
                 await asyncio.to_thread(self._kinds[kind])
                 await self._settle()
 
@@ -301,27 +326,46 @@ class Chaos:
                     return
             await asyncio.sleep(1)
 
-    def _kill(self, title: str) -> None:
-        # With a proxy on every node, the head's is nobody's way in.
-        nodes = self._cluster.nodes if self._one_network else self._cluster.nodes[1:]
-        found = [p for node in nodes for p in node.processes(f"ray::{title}")]
-        if found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._rng.choice(found).send_signal(signal.SIGKILL)
+    def _note(self, fault: Fault, said: str = "") -> None:
+        self.faults.append(fault)
+        print(f"{len(self.faults):3d}  {fault.kind}  {said}", file=sys.stderr, flush=True)
 
-    def _node(self) -> Node:
-        return self._rng.choice(self._cluster.nodes[1:])
+    def _kill(self, kind: str, title: str) -> None:
+        found = [(node, p) for node in self._nodes for p in node.processes(f"ray::{title}")]
+        if not found:
+            return
+        node, process = self._rng.choice(found)
+        hit = frozenset([process.pid]) if title == FRONT else frozenset[int]()
+        way_in = node.place.ip if kind == "proxy" else ""
+        self._note(Fault(kind, time.monotonic(), way_in, hit))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+    def _node(self, kind: str) -> Node:
+        """A node to which something is done, and noted."""
+        node = self._rng.choice(self._cluster.nodes[1:])
+        fronts = frozenset(process.pid for process in node.processes(f"ray::{FRONT}"))
+        self._note(Fault(kind, time.monotonic(), node.place.ip, fronts), node.place.ip)
+        return node
 
     def _kill_node(self) -> None:
-        node = self._node()
+        node = self._node("node")
         node.kill()
         node.start()
 
     def _cut(self) -> None:
-        node = self._node()
-        node.place.link("down")
+        place = self._node("network").place
+        place.link("down")
         time.sleep(CUT_SECONDS)
-        node.place.link("up")
+        place.link("up")
+
+    def _remove(self) -> None:
+        place = self._node("distance").place
+        with place.far(FAR_DELAY_SECONDS, FAR_LOSS, self._rng.randrange(2**31)) as carried:
+            time.sleep(FAR_SECONDS)
+        if not carried.lost:
+            raise RuntimeError(f"nothing was lost of {carried.frames} frames: this tested nothing")
+        self.frames.update(carried=carried.frames, lost=carried.lost)
 
 
 def differences(right: Sequence[int], given: Sequence[int]) -> Counter[str]:
@@ -342,11 +386,13 @@ def differences(right: Sequence[int], given: Sequence[int]) -> Counter[str]:
 
 
 def leaks(bases: Sequence[str]) -> tuple[int, int]:
-    """Sessions with leases, and KV slots, that workers hold although nobody asks; ten seconds at most.
+    """Sessions with leases, and KV slots, that workers hold although nobody asks; a minute at most.
+
+    Ray shows what a dead worker said last for half of that.
 
     Raises RuntimeError if a front node does not say: what was not seen is not clean.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     unseen = set(bases)
     while True:
         sessions = slots = 0
@@ -374,7 +420,7 @@ def judge(
     counts: Counter[str] = Counter()
     for question, each in asked:
         if each.error:
-            own = any(fault.excuses(each.ended) for fault in faults)
+            own = any(fault.excuses(each) for fault in faults)
             counts["cut" if own else "errors"] += 1
             if not own:
                 print(f"client error: {each.error}", file=sys.stderr)
@@ -490,7 +536,8 @@ def main() -> int:
         asyncio.run(_under_fire(clients, chaos, options))
         result, rows = judge(clients.asked, chaos.faults, leaks(bases))
     plot(clients.asked, chaos.faults, options.out / "chaos.png")
-    report.write(options.out, "chaos", markdown(rows), rows, result=asdict(result))
+    about = {"result": asdict(result), "frames": dict(chaos.frames)}
+    report.write(options.out, "chaos", markdown(rows), rows, **about)
     print(json.dumps(asdict(result)))
     return 0 if result.clean else 1
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,15 +29,19 @@ class Answer:
 
 
 async def events(
-    client: httpx.AsyncClient, path: str, body: Mapping[str, Any]
+    client: httpx.AsyncClient,
+    path: str,
+    body: Mapping[str, Any],
+    opened: Callable[[httpx.Headers], None] = lambda headers: None,
 ) -> AsyncGenerator[dict[str, Any] | None]:
     """The chunks of one streamed answer as they come; None is the end that the server announces.
 
-    Raises RuntimeError with what the server said if it refuses.
+    `opened` hears the headers before the first. Raises RuntimeError with what the server said if it refuses.
     """
     async with client.stream("POST", path, json={**body, "stream": True}) as response:
         if response.is_error:
             raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
+        opened(response.headers)
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
                 yield None

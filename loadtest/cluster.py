@@ -22,11 +22,17 @@ import httpx
 import psutil
 import yaml
 
+from loadtest.wire import Carried, wire
+
 START_SECONDS = 120
 DEPLOY_SECONDS = 240
 LOOPBACK = "127.0.0.1"
 STARTED = "Ray runtime started."
+EXPORT_SECONDS = 1.0
+"""How old what /metrics shows may be; Ray's own default is ten seconds."""
+
 SUBNET = "10.77.0"
+BRIDGE = "slipbr"
 
 
 def free_port() -> int:
@@ -38,10 +44,14 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node's processes run: an address, and a network namespace unless it is this process's own."""
+    """Where a node's processes run: an address, and a network namespace unless it is this process's own.
+
+    `labels` are Ray's, as `ray start` takes them.
+    """
 
     ip: str
     namespace: str = ""
+    labels: str = ""
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -50,37 +60,61 @@ class Place:
 
     def link(self, state: str) -> None:
         """Plug its cable in or out: "up" or "down"."""
-        _ip("link", "set", f"{self.namespace}-v", state)
+        _ip("link", "set", self.cable, state)
+
+    @contextlib.contextmanager
+    def far(self, delay_s: float, loss: float, seed: int) -> Iterator[Carried]:
+        """Far away for the length of the block: every frame from and to it is late, some are lost."""
+        _ip("link", "set", self.cable, "nomaster")
+        try:
+            with wire((self.cable, self.detour[0]), delay_s, loss, seed) as carried:
+                yield carried
+        finally:
+            _ip("link", "set", self.cable, "master", BRIDGE)
+
+    @property
+    def cable(self) -> str:
+        """The outer end of its cable, in the bridge."""
+        return f"{self.namespace}-v"
+
+    @property
+    def detour(self) -> tuple[str, str]:
+        """Another way into the bridge, for frames that a wire carries: its outer and its inner end."""
+        return f"{self.namespace}-o", f"{self.namespace}-i"
 
 
 @contextlib.contextmanager
 def network(count: int) -> Iterator[list[Place]]:
     """So many namespaces behind a bridge. Needs root. Raises RuntimeError if the system refuses."""
-    bridge = "slipbr"
     places = [Place(f"{SUBNET}.{n + 2}", f"slip{n}") for n in range(count)]
     with contextlib.ExitStack() as stack:
 
         def undo(*command: str) -> None:
             stack.callback(subprocess.run, ["ip", *command], capture_output=True, check=False)
 
-        _ip("link", "add", bridge, "type", "bridge")
-        undo("link", "del", bridge)
-        _ip("addr", "add", f"{SUBNET}.1/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        undo("link", "del", BRIDGE)
+        _ip("addr", "add", f"{SUBNET}.1/24", "dev", BRIDGE)
+        _ip("link", "set", BRIDGE, "up")
         for place in places:
-            name, outside = place.namespace, f"{place.namespace}-v"
+            name, cable, (outer, inner) = place.namespace, place.cable, place.detour
             _ip("netns", "add", name)
             undo("netns", "del", name)
-            _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
-            undo("link", "del", outside)
-            _ip("link", "set", outside, "master", bridge, "up")
-            for inner in (
+            _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+            undo("link", "del", cable)
+            _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+            undo("link", "del", outer)
+            _ip("link", "set", inner, "master", BRIDGE, "up")
+            # Outside the bridge the machine itself would answer for addresses behind it.
+            _ip("link", "set", outer, "arp", "off", "up")
+            _ip("link", "set", cable, "arp", "off", "master", BRIDGE, "up")
+            for command in (
                 ("link", "set", "lo", "up"),
                 ("addr", "add", f"{place.ip}/24", "dev", "eth0"),
                 ("link", "set", "eth0", "up"),
                 ("route", "add", "default", "via", f"{SUBNET}.1"),
             ):
-                _ip("-n", name, *inner)
+                _ip("-n", name, *command)
         yield places
 
 
@@ -215,7 +249,8 @@ def cluster(
 
         def node(place: Place, arguments: list[str], cpus: int, number: int) -> Node:
             log = folder / f"ray-{number}.log"
-            made = Node(place, [*arguments, "--num-cpus", str(cpus)], log, token)
+            labels = ["--labels", place.labels] if place.labels else []
+            made = Node(place, [*arguments, *labels, "--num-cpus", str(cpus)], log, token)
             stack.callback(made.kill)
             made.start()
             return made
@@ -239,7 +274,12 @@ def cluster(
 
 
 def _environment(token: str) -> dict[str, str]:
-    return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    return {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_metrics_report_interval_ms": str(int(1000 * EXPORT_SECONDS)),
+    }
 
 
 def _asked(base: str, token: str) -> httpx.Response:

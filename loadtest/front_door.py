@@ -26,6 +26,7 @@ from loadtest.prompts_file import Prompt, read
 from loadtest.server import running_server
 
 PREFIX = "slipstream_"
+EXPORT_SECONDS = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class Row:
 
 
 async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
-    """All values of /metrics, summed over labels."""
+    """All values of /metrics, summed over labels, once nothing has been going on."""
+    await asyncio.sleep(EXPORT_SECONDS)
     values = metric_values((await client.get("/metrics")).text)
     return {name.removeprefix(PREFIX): value for name, value in values.items()}
 
@@ -79,7 +81,7 @@ async def measure(
     limits = httpx.Limits(max_connections=at_once + 1)
     gaps: list[float] = []
     async with httpx.AsyncClient(base_url=base, timeout=600, limits=limits) as client:
-        until = time.perf_counter() + options.seconds
+        until = 0.0
 
         async def work(number: int) -> None:
             while time.perf_counter() < until:
@@ -88,8 +90,10 @@ async def measure(
                 number += 1
 
         before, started = await metrics(client), time.perf_counter()
+        until = started + options.seconds
         await asyncio.gather(*(work(number) for number in range(at_once)))
-        seconds, after = time.perf_counter() - started, await metrics(client)
+        seconds = time.perf_counter() - started
+        after = await metrics(client)
     counted = {name: after[name] - before.get(name, 0.0) for name in after}
     steps = max(1.0, counted["worker_steps_total"])
     step = counted["worker_step_ns_total"] / steps / 1e6
@@ -106,7 +110,7 @@ async def measure(
         p50 - step - wait,
         p99 - step - wait,
         counted["messages_total"] / seconds,
-        counted["coordinator_process_cpu_seconds_total"] / seconds,
+        counted["coordinator_cpu_seconds_total"] / seconds,
     )
 
 

@@ -19,6 +19,7 @@ from deployments.choice import Records
 from deployments.config import CoordinatorThresholds
 from deployments.coordinator import Coordinator, Workers
 from deployments.keys import Limits
+from deployments.metrics import CoordinatorMetrics
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
@@ -294,16 +295,30 @@ def _slow_down(worker: TargetWorker, seconds: float) -> None:
     worker._model.forward = slow  # type: ignore[method-assign]
 
 
+async def no_metrics() -> str:
+    """Only Ray's exporter shows them."""
+    return ""
+
+
 @contextlib.asynccontextmanager
 async def http_client(h: Harness, keys: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """The HTTP front door before the harness' workers, without Ray and sockets in front."""
     workers = Workers("tiny", h.targets, (h.drafts.draft_pool,))  # type: ignore[arg-type]
-    coordinator = Coordinator([workers], Limits())
-    coordinator.reconfigure(CoordinatorThresholds(api_keys_file=keys))
-    transport = httpx.ASGITransport(app=make_app(lambda: coordinator))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with front_door(workers, CoordinatorThresholds(api_keys_file=keys)) as client:
         while (await client.get("/health")).is_error:
             await asyncio.sleep(0.01)
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def front_door(
+    workers: Workers, thresholds: CoordinatorThresholds
+) -> AsyncIterator[httpx.AsyncClient]:
+    """The HTTP front door before such workers."""
+    coordinator = Coordinator([workers], Limits(), CoordinatorMetrics())
+    coordinator.reconfigure(thresholds)
+    transport = httpx.ASGITransport(app=make_app(lambda: coordinator, no_metrics))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
 

@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
+from deployments.exposition import CONTENT_TYPE
 from deployments.keys import Key
 from deployments.openai import errors
 from deployments.openai.answers import (
@@ -29,10 +30,11 @@ from deployments.openai.body_limit import BodyLimit
 from deployments.openai.disconnect import until_disconnect
 from deployments.openai.key_check import KeyCheck
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody
+from deployments.openai.served_by import ServedBy
 from deployments.round import GenerationRequest, Piece
 from workers import limits
 from workers.request import SamplingParams
-from workers.rpc.errors import InvalidRequest, ServiceError
+from workers.rpc.errors import InvalidRequest, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -42,37 +44,40 @@ CLIENT_CLOSED_REQUEST = 499
 _SAMPLING = {field.name for field in fields(SamplingParams)} & set(GenerationBody.model_fields)
 
 
-def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
-    """The HTTP application; `coordinator` is called per request."""
+def make_app(
+    coordinator: Callable[[], Coordinator], exposition: Callable[[], Awaitable[str]]
+) -> FastAPI:
+    """The HTTP application; `coordinator` is called per request, `exposition` for /metrics."""
     app = FastAPI(title="Slipstream", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, max_bytes=lambda: coordinator().thresholds.max_body_bytes)
     app.add_middleware(KeyCheck, gate=lambda: coordinator().gate)
+    app.add_middleware(ServedBy, worker_id=lambda: coordinator().worker_id)
     errors.install(app)
     Service = Annotated[Coordinator, Depends(coordinator)]  # noqa: N806
 
     @app.get("/health")
     async def health(service: Service) -> dict[str, str]:
         """200 once a target of every model has introduced itself, 503 before."""
-        for model_id in service.models:
-            service.model(model_id)
+        missing = [name for name, model in service.models.items() if not model.introduced.is_set()]
+        if missing:
+            raise Unavailable(f"no target worker of {', '.join(missing)} has introduced itself yet")
         return {"status": "ok"}
 
     @app.get("/metrics")
-    async def metrics(service: Service) -> Response:
-        """Prometheus's text format: what this coordinator's answers took, and the workers' counters."""
-        text = service.metrics.text(await service.workers())
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics() -> Response:
+        """Prometheus's text format: what all coordinators' answers took, and what the workers did."""
+        return Response(await exposition(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models")
     async def models(service: Service) -> dict[str, Any]:
         """The models whose targets have introduced themselves."""
-        served = [model for model in service.models.values() if model.known]
+        served = [model for model in service.models.values() if model.introduced.is_set()]
         return {"object": "list", "data": [_card(model) for model in served]}
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request, service: Service) -> Response:
         """Answer a conversation."""
-        model = service.model(body.model)
+        model = await service.model(body.model)
         prompt = await model.tokenizer.encode_chat(
             [message.rendered() for message in body.messages],
             add_generation_prompt=body.add_generation_prompt is not False,
@@ -83,13 +88,13 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         max_tokens = body.max_completion_tokens or body.max_tokens
         form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
-        options = _options(body, max_tokens, logprobs)
+        options = _options(form.request_id, "chat", body, max_tokens, logprobs)
         return await _answer(service, model, request, body, form, [prompt], options)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request, service: Service) -> Response:
         """Continue one prompt or several."""
-        model = service.model(body.model)
+        model = await service.model(body.model)
         tokenizer = model.tokenizer
         prompts = [
             await tokenizer.encode(prompt, body.add_special_tokens is not False)
@@ -99,12 +104,12 @@ def make_app(coordinator: Callable[[], Coordinator]) -> FastAPI:
         ]
         # OpenAI's default; a chat's is what the model's length allows.
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
-        options = _options(body, max_tokens, body.logprobs)
+        wanted = replace(_wanted(body, body.logprobs), echo=bool(body.echo))
+        form = CompletionFormat(model.model_id, tokenizer, wanted)
+        options = _options(form.request_id, "text_completion", body, max_tokens, body.logprobs)
         if body.echo and body.logprobs is not None:
             counts = (body.logprobs, body.prompt_logprobs or 0)
             options = replace(options, prompt_logprobs=max(counts))
-        wanted = replace(_wanted(body, body.logprobs), echo=bool(body.echo))
-        form = CompletionFormat(model.model_id, tokenizer, wanted)
         return await _answer(service, model, request, body, form, prompts, options)
 
     return app
@@ -133,9 +138,17 @@ def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
     )
 
 
-def _options(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> Options:
+def _options(
+    request_id: str,
+    operation: Literal["chat", "text_completion"],
+    body: GenerationBody,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Options:
     drafter = body.speculation.drafter
     return Options(
+        request_id=request_id,
+        operation=operation,
         sampling=body.model_dump(include=_SAMPLING),
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,

@@ -1,7 +1,10 @@
 """The HTTP front door over real workers, without Ray: every parameter reaches the answer."""
 
+import asyncio
+import contextlib
 import json
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from deployments.config import CoordinatorThresholds
+from deployments.coordinator import Workers
 from tests import tiny
-from tests.harness import harness, http_client
+from tests.harness import front_door, harness, http_client
 from workers.draft.drafters.lookup import LookupDrafter
 
 tokenizer = tiny.byte_level_tokenizer()
@@ -275,3 +280,36 @@ async def test_truncation_keeps_the_end(client: httpx.AsyncClient) -> None:
     assert long["choices"][0]["prompt_token_ids"] == short["choices"][0]["prompt_token_ids"]
     whole = await complete(client, prompt="x" * 2000, truncate_prompt_tokens=-1, max_tokens=1)
     assert len(whole["choices"][0]["prompt_token_ids"]) == 511
+
+
+class Late:
+    """A pool whose workers come when `there` is set."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.there = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def lease(self, *arguments: Any) -> AsyncIterator[Any]:
+        await self.there.wait()
+        async with self._pool.lease(*arguments) as lease:
+            yield lease
+
+
+async def test_a_front_that_knows_no_target_yet_waits_for_one() -> None:
+    """As long as an answer waits for another; `/health` says so at once."""
+    async with harness(tiny.llama(), LookupDrafter(), patient=False) as h:
+        pool: Any = Late(h.targets)
+        workers = Workers("tiny", pool, ())
+        async with front_door(workers, CoordinatorThresholds(failover_wait_s=0.2)) as client:
+            assert (await client.get("/health")).status_code == 503
+            assert (await client.get("/v1/models")).json()["data"] == []
+            refused = await client.post("/v1/completions", json=TEXT)
+            assert refused.status_code == 503
+            assert "no target worker of 'tiny'" in refused.json()["error"]["message"]
+            asking = asyncio.create_task(client.post("/v1/completions", json=TEXT))
+            await asyncio.sleep(0.05)
+            pool.there.set()
+            assert (await asking).status_code == 200
+            coordinator = (await asking).headers["x-slipstream-coordinator"]
+            assert coordinator == (await client.get("/health")).headers["x-slipstream-coordinator"]

@@ -19,6 +19,7 @@ FROM_WORKERS = {
     "workers.request",
     "workers.rpc",
     "workers.text",
+    "workers.tracing",
     "workers.tree",
 }
 FORBIDDEN = {

@@ -22,6 +22,7 @@ from workers.rpc.connection import Channel, Sessions, serve_stream
 from workers.rpc.errors import ProtocolError
 from workers.rpc.security import LOCAL, Security
 from workers.rpc.server import WorkerServer, new_worker_id
+from workers.tracing import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerStatus:
         """See speculation.proto."""
+        return self.status()
+
+    def status(self) -> pb.WorkerStatus:
+        """What the worker holds and has done."""
         return pb.WorkerStatus(
             running_sessions=self.num_sessions, leases=len(self.leases), **self._group.counters
         )
@@ -107,7 +112,8 @@ class DraftWorker(pb_grpc.DraftWorkerServicer):
 
     def _open(self, channel: Channel, request: m.OpenDraft) -> "_DraftReceiver":
         self._group.check(request.drafters)
-        receiver = _DraftReceiver(channel, self.leases, request.lease_id)
+        stages = Stages("draft", {"slipstream.drafters": request.drafters}, request.traceparent)
+        receiver = _DraftReceiver(channel, self.leases, request.lease_id, stages)
         receiver.session = self._group.open(request, receiver.send)
         return receiver
 
@@ -120,9 +126,15 @@ class _DraftReceiver(LeasedReceiver):
 
     session: GroupSession
 
+    def __init__(self, channel: Channel, leases: LeaseTable, lease_id: str, stages: Stages) -> None:
+        super().__init__(channel, leases, lease_id)
+        self._stages = stages
+        self._commits = 0
+
     def handle(self, message: Any) -> None:
         match message:
             case m.Commit():
+                self._commits += 1
                 self.session.commit(message)
             case m.Features():
                 self.session.feature(message)
@@ -130,4 +142,5 @@ class _DraftReceiver(LeasedReceiver):
                 raise ProtocolError(f"{type(message).__name__} for a session that is open")
 
     def ended(self) -> None:
+        self._stages.end({"slipstream.commits": self._commits})
         self.session.close()

@@ -275,6 +275,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         chain=message.chain,
         mode=message.mode.upper(),
         insists=message.insists,
+        traceparent=message.traceparent,
     )
 
 
@@ -307,6 +308,7 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         chain=message.chain,
         mode=_decode_mode(message.mode),
         insists=message.insists,
+        traceparent=_decode_traceparent(message.traceparent),
     )
 
 
@@ -425,6 +427,7 @@ def _encode_open_draft(message: m.OpenDraft) -> pb.OpenDraft:
         chain=message.chain,
         max_len=message.max_len,
         mode=message.mode.upper(),
+        traceparent=message.traceparent,
     )
 
 
@@ -438,7 +441,14 @@ def _decode_open_draft(message: pb.OpenDraft) -> m.OpenDraft:
         chain=message.chain,
         max_len=message.max_len,
         mode=_decode_mode(message.mode),
+        traceparent=_decode_traceparent(message.traceparent),
     )
+
+
+def _decode_traceparent(text: str) -> str:
+    if len(text) > limits.MAX_TRACEPARENT_CHARS:
+        raise ValueError(f"a traceparent of {len(text)} characters")
+    return text
 
 
 def _decode_mode(mode: int) -> Mode:

@@ -63,6 +63,7 @@ class OpenTarget:
     chain: bool = False
     mode: Mode = DEFAULT_MODE
     insists: bool = False
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ class OpenDraft:
     chain: bool
     max_len: int
     mode: Mode = DEFAULT_MODE
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

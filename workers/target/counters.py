@@ -19,5 +19,6 @@ class Counters:
     tokens_accepted: int = 0
     nodes_priced_out: int = 0
     waits: int = 0
+    waits_in_vain: int = 0
     wait_ns: int = 0
     step_ns: int = 0

@@ -11,10 +11,11 @@ The event loop's side talks to it through `submit`, `close` and the sessions' ma
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from workers.draft.group import commit_together
 from workers.engine.model import Model
@@ -27,6 +28,7 @@ from workers.target.session import TargetSession
 
 logger = logging.getLogger(__name__)
 
+RECENT_STEPS: Final = 10_000
 Deliver = Callable[[Sequence[tuple[TargetSession, Any]]], None]
 
 
@@ -63,12 +65,17 @@ class TargetLoop:
         self._waited = False
         self._ended = 0.0
         self._stopping = False
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_STEPS)
         self._thread = threading.Thread(target=self._run, name="target-loop", daemon=True)
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._lost is None and self._thread.is_alive()
+
+    def recent_steps(self) -> list[tuple[float, int]]:
+        """(seconds, rows) of the steps since the last call, ten thousand at most."""
+        return [self._recent.popleft() for _ in range(len(self._recent))]
 
     def start(self) -> None:
         """Start the thread."""
@@ -211,6 +218,8 @@ class TargetLoop:
                 session.finished = m.Failed("INTERNAL", str(error))
                 messages = []
             first += wanted
+            if session.just_prefilled:
+                session.stages.stage("prefill", {"slipstream.rows": rows.num_rows})
             for message in messages:
                 if isinstance(message, m.Committed):
                     message = replace(
@@ -249,6 +258,10 @@ class TargetLoop:
         self._counters.rows += rows
         self._counters.shared_steps += len(work) > 1
         self._counters.step_ns += step_ns
+        self._recent.append((step_ns / 1e9, rows))
         if waited:
             self._counters.waits += 1
+            self._counters.waits_in_vain += not any(
+                item.session.decoding and len(item.rows.tokens) > 1 for item in work
+            )
             self._counters.wait_ns += int(idle_s * 1e9)

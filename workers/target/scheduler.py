@@ -144,6 +144,7 @@ class Scheduler:
                 return
             self.waiting.remove(session)
             self.running.append(session)
+            session.stages.stage("queue", {"slipstream.running": len(self.running)})
             if self._prefix_cache is not None and not session.wants_prompt_logprobs:
                 self._prefix_cache.restore(session.kv, session.tokens)
 

@@ -170,6 +170,10 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         if not self._loop.alive:
             raise RuntimeError("the target's loop thread is dead")
 
+    def recent_steps(self) -> list[tuple[float, int]]:
+        """See TargetLoop."""
+        return self._loop.recent_steps()
+
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.Tokenizer:
@@ -180,8 +184,14 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerStatus:
         """See speculation.proto."""
+        return self.status()
+
+    def status(self) -> pb.WorkerStatus:
+        """What the worker holds and has done."""
+        running = len(self._scheduler.running)
+        price, pace = self._scheduler.policy.price(running)
         return pb.WorkerStatus(
-            running_sessions=len(self._scheduler.running),
+            running_sessions=running,
             waiting_sessions=len(self._scheduler.waiting),
             leases=len(self.leases),
             kv_slots=self._pool.num_slots,
@@ -189,7 +199,8 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             prefix_queries=self._prefix_cache.queries if self._prefix_cache else 0,
             prefix_hits=self._prefix_cache.hits if self._prefix_cache else 0,
             **asdict(self._counters),
-            price=self._scheduler.policy.price(len(self._scheduler.running))[0],
+            price=price,
+            rate=pace * running,
             drift=self._scheduler.policy.times.drift,
             **self._beside.counters,
         )
@@ -305,6 +316,7 @@ class _TargetReceiver(LeasedReceiver):
         self._loop.say(self.session, message)
 
     def ended(self) -> None:
+        self.session.stages.end({"slipstream.tokens": len(self.session.tokens)})
         if self.session.beside is not None:
             self.session.beside.close()
         # The loop wakes up by this, and lets drafters drop theirs in their turn.

@@ -23,6 +23,7 @@ from workers.target.beside import BesideSession, News
 from workers.target.counters import Counters
 from workers.target.proposals import Outlook, Proposals
 from workers.text import Detokenizer, StopStrings
+from workers.tracing import Stages
 from workers.tree import ANCHOR, TokenTree
 
 NO_FEATURES: Final = -1
@@ -62,6 +63,7 @@ class TargetSession:
         self.proposals = Proposals(outlooks, self._max_nodes, request.patience_ms / 1000, counters)
         self.features_from: int | None = None
         self.beside: BesideSession | None = None
+        self.stages = Stages("target", {}, request.traceparent)
         self._sends_features = False
         stopping = request.stopping
         eos = frozenset() if stopping.ignore_eos else eos_token_ids

@@ -38,10 +38,14 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node's processes run: an address, and a network namespace unless it is this process's own."""
+    """Where a node's processes run: an address, and a network namespace unless it is this process's own.
+
+    `labels` are Ray's, as `ray start` takes them.
+    """
 
     ip: str
     namespace: str = ""
+    labels: str = ""
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -215,7 +219,8 @@ def cluster(
 
         def node(place: Place, arguments: list[str], cpus: int, number: int) -> Node:
             log = folder / f"ray-{number}.log"
-            made = Node(place, [*arguments, "--num-cpus", str(cpus)], log, token)
+            labels = ["--labels", place.labels] if place.labels else []
+            made = Node(place, [*arguments, *labels, "--num-cpus", str(cpus)], log, token)
             stack.callback(made.kill)
             made.start()
             return made

@@ -36,7 +36,11 @@ OBJECTS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
 KEY: Final = "^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$"
 """Short names of models and pools: they become parts of the names of applications and pods."""
 
-DRAFTERS: Final = {"lookup": LookupArgs, "model": ModelArgs, "eagle": EagleArgs}
+DRAFTERS: Final[dict[str, type[BaseModel]]] = {
+    "lookup": LookupArgs,
+    "model": ModelArgs,
+    "eagle": EagleArgs,
+}
 
 
 def closed(properties: Schema, *required: str) -> Schema:

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +364,24 @@ def test_the_front_door_has_both_ports() -> None:
     assert config["proxy_location"] == "EveryNode"
 
 
+def test_a_worker_is_ready_while_its_proxy_answers() -> None:
+    found = {}
+    for group, pod in pods(render(CPU_TRIAL)).items():
+        (container,) = pod["spec"]["containers"]
+        for kind in ("livenessProbe", "readinessProbe"):
+            probe = container[kind]
+            checks = probe["exec"]["command"][-1].split(" && ")
+            found[group, kind] = [int(re.findall(r"localhost:(\d+)/", one)[0]) for one in checks]
+            # Each check has its own time, and the probe that of all.
+            seconds = [int(re.findall(r"-T (\d+)", one)[0]) for one in checks]
+            assert probe["timeoutSeconds"] == sum(seconds)
+    agent, dashboard, serve = 52365, 8265, 8000
+    for group in ("target-smollm2", "draft-lookup"):
+        assert found[group, "livenessProbe"] == [agent]
+        assert found[group, "readinessProbe"] == [agent, serve]
+    assert found["head", "livenessProbe"] == found["head", "readinessProbe"] == [agent, dashboard]
+
+
 @every_set
 def test_only_own_pods_reach_every_port(values: Path) -> None:
     objects = render(values)
@@ -525,13 +542,12 @@ def test_what_the_dockerfile_copies_makes_the_whole_package(tmp_path: Path) -> N
     subprocess.run([*build, "-w", str(tmp_path), str(context)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    tracked = subprocess.run(
-        ["git", "ls-files", "deployments", "protos", "workers"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert Counter(Path(path).suffix for path in tracked)[".c"] > 0
-    # Stubs are for editors.
-    assert {path for path in tracked if not path.endswith(".pyi")} - held == set()
+    needed = {
+        str(path.relative_to(context))
+        for package in ("deployments", "protos", "workers")
+        for path in (context / package).rglob("*")
+        # Stubs are for editors.
+        if path.is_file() and path.suffix != ".pyi"
+    }
+    assert {".c", ".h", ".safetensors"} <= {Path(path).suffix for path in needed}
+    assert needed - held == set()

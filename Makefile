@@ -8,7 +8,7 @@ PROTOS  := protos/inference.proto protos/speculation.proto
 PIP_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint format proto bench bench-peers chaos gpu-check
+.PHONY: help setup serve test test-all chart lint format proto bench bench-peers chaos gpu-check
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test: setup ## Run the tests (15 minutes at most)
 
 test-all: setup ## Run every test, the slow ones too
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+chart: setup ## Run the Helm chart's tests: make chart [CRD=the schema of the RayService CRD, as JSON]
+	$(BIN)/python -m pytest tests/unit/test_chart.py
 
 lint: setup ## Check style and types
 	$(BIN)/ruff format --check .

@@ -218,10 +218,18 @@ def _validate(model: type[BaseModel], data: Any, place: str) -> list[str]:
 def _reason(model: type[BaseModel], detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         *parents, name = detail["loc"]
+        models = [model]
         for part in parents:
-            if isinstance(part, str):
-                model = _models_in(model.model_fields[part].annotation)[0]
-        return f"unknown key{_suggest(str(name), model.model_fields)}"
+            if isinstance(part, str) and part in models[0].model_fields:
+                models = _models_in(models[0].model_fields[part].annotation)
+            elif isinstance(part, str):
+                # The kind that a drafter says it is, which pydantic puts between.
+                models = [
+                    one
+                    for one in models
+                    if part in typing.get_args(one.model_fields["kind"].annotation)
+                ]
+        return f"unknown key{_suggest(str(name), models[0].model_fields)}"
     given = detail.get("input")
     shown = "" if isinstance(given, dict | list) or given is None else f", not {given!r}"
     return f"{detail['msg'].removeprefix('Value error, ')}{shown}"

@@ -66,6 +66,8 @@ def test_the_shipped_file_is_right() -> None:
         ("applications.0.args.target.model", "smollm", "hub id"),
         ("applications.0.args.target.model", "/tmp", "config.json"),
         ("applications.0.args.drafts.0.kind", "lokup", "lookup"),
+        ("applications.0.args.drafts.0.widht", 2, "did you mean 'width'"),
+        ("applications.0.args.drafts.1.nme", "x", "did you mean 'name'"),
         ("applications.0.args.drafts.0.name", "auto", "auto"),
         ("applications.0.args.drafts", [{"name": "a", "kind": "lookup"}] * 2, "differ"),
         (

@@ -1,4 +1,4 @@
-"""What the pages say exists: fields, options, metrics, files, modules, commands; and examples print what is shown."""
+"""What the pages name exists: fields, options, metrics, files, modules. Examples print what is shown."""
 
 import ast
 import contextlib

@@ -335,7 +335,7 @@ def _coordinator(
 def _target(args: AppConfig) -> serve.Application:
     """A worker's calls are its sessions: those that run, and as many that wait."""
     sessions = 2 * args.target.max_num_seqs
-    options: dict[str, Any] = {"max_queued_requests": sessions}
+    options = {"max_queued_requests": sessions, **_on(args.target.device)}
     if args.target.tensor_parallel_size > 1:
         # A bundle for each rank, on one machine; the first is the replica's own.
         bundle = {"CPU": 1.0} if args.target.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
@@ -349,7 +349,14 @@ def _target(args: AppConfig) -> serve.Application:
 def _draft(
     drafters: list[dict[str, Any]], target: str, sessions: int, data_plane: DataPlaneArgs
 ) -> serve.Application:
-    return _deployment(Draft, sessions).bind(drafters, target, data_plane.model_dump())
+    devices = (drafter.get("device", "cpu") for drafter in drafters)
+    options = _on(next((device for device in devices if device != "cpu"), "cpu"))
+    return _deployment(Draft, sessions, **options).bind(drafters, target, data_plane.model_dump())
+
+
+def _on(device: str) -> dict[str, Any]:
+    """What a replica asks Ray for: without it Ray hides all GPUs."""
+    return {} if device == "cpu" else {"ray_actor_options": {"num_gpus": 1}}
 
 
 def _security(data_plane: dict[str, Any]) -> Security:

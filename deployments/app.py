@@ -57,6 +57,12 @@ FRONT_CALLS = 4096
 """Calls that a front holds at once: workers, whose places it does not know, queue and refuse."""
 
 
+def _log_as_serve_does() -> None:
+    """Our modules log to Serve's files, with the request's id, as JSON where `logging_config` says so."""
+    for package in ("deployments", "workers"):
+        logging.getLogger(package).parent = logging.getLogger("ray.serve")
+
+
 def _core() -> Core:
     """The coordinator of the replica that handles the current request."""
     return serve.get_replica_context().servable_object.core  # type: ignore[no-any-return]
@@ -78,6 +84,7 @@ class Coordinator:
         self, models: list[dict[str, Any]], data_plane: dict[str, Any]
     ) -> None:
         """Serve models; handles are given, or names of applications."""
+        _log_as_serve_does()
         security = _security(data_plane)
         peer_id = serve.get_replica_context().replica_id.unique_id
         self.applications = {serve.get_replica_context().app_name}
@@ -213,6 +220,7 @@ class Target(WorkerReplica):
         from workers.target.config import TargetConfig
         from workers.target.server import TargetWorker
 
+        _log_as_serve_does()
         drafters = drafter_configs(config.pop("drafters"))
         target = TargetConfig(**config, drafters=drafters)
         self._ranks = _Ranks(target)
@@ -281,6 +289,7 @@ class Draft(WorkerReplica):
         from workers.draft.config import DraftConfig
         from workers.draft.server import DraftWorker
 
+        _log_as_serve_does()
         config = DraftConfig(drafter_configs(drafts), target)
         await self._serve(DraftWorker(config, security=_security(data_plane)))
 

@@ -30,7 +30,6 @@ from gevent.pool import Group
 from locust import LoadTestShape, User, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
-from locust.runners import LocalRunner
 
 from loadtest import goodput, report, traffic
 from loadtest.client import CHAT, blocking_events
@@ -41,6 +40,8 @@ from protos import inference_pb2_grpc as pb_grpc
 ANSWER_S: Final = 600
 DRAIN_S: Final = 60
 """So long requests that are under way when the test ends are waited for; then they have failed."""
+
+_SEVERAL: Final = ("--master", "--worker", "--processes")
 
 # Before the first channel: its threads would otherwise block every user.
 grpc.experimental.gevent.init_gevent()
@@ -271,6 +272,9 @@ class Shaped(LoadTestShape):
 
 
 def _add_options(parser: LocustArgumentParser) -> None:
+    # Before Locust forks: its children would wait minutes for a parent that has ended.
+    if any(argument.partition("=")[0] in _SEVERAL for argument in sys.argv):
+        parser.error(f"{', '.join(_SEVERAL)} are not supported: limits are checked in one process")
     parser.add_argument(
         "--api-key",
         default="",
@@ -340,8 +344,6 @@ def _prepare(environment: Environment, **_: Any) -> None:
 
 
 def _check(environment: Environment, options: Namespace) -> None:
-    if not isinstance(environment.runner, LocalRunner):
-        raise ValueError("--master, --worker and --processes are not supported: run one process")
     if HttpStreamUser in environment.user_classes and not environment.host:
         raise ValueError("HttpStreamUser needs --host, for example --host http://127.0.0.1:8000")
     if options.rate < 0:

@@ -209,8 +209,9 @@ def plot(rows: Sequence[Row], runs: Sequence[Run], limits: Limits, path: Path) -
             if row.held is not None:
                 axes.axvline(row.held, color=colour, linestyle="--", linewidth=0.8)
         axes.axhline(limit, color="black", linestyle=":", linewidth=0.8)
-        axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_xlabel("requests/s (dashed: the highest that holds)")
         axes.set_ylabel(f"p99 {name[:4].upper()}, ms (dotted: the limit)")
         axes.legend()
@@ -251,11 +252,11 @@ def main(arguments: Sequence[str]) -> int:
         tqdm(unit="run") as bar,
     ):
         # Warm-up, and the same prompts into the prefix cache.
-        bar.set_description("warm-up")
+        bar.set_description_str("warm-up")
         measure(base, ON, options.start, options)
 
         def holds(setting: str, rate: float) -> bool:
-            bar.set_description(f"{setting}, {rate:g}/s")
+            bar.set_description_str(f"{setting}, {rate:g}/s")
             if (setting, rate) not in done:
                 done[setting, rate] = measure(base, setting, rate, options)
                 kept.add(done[setting, rate])

@@ -1,7 +1,7 @@
 """Users for Locust that stream answers over HTTP and gRPC, in a closed loop or as Poisson arrivals.
 
     locust -f loadtest/locustfile.py HttpStreamUser --headless --host http://127.0.0.1:8000 \
-        --rate 2 --run-time 60s --slo-ttft-ms 500 --slo-tpot-ms 50 --html out/load.html
+        --rate 2 --run-time 60s --slo-ttft-ms 500 --slo-tpot-ms 40 --html out/load.html
 
 Without --rate each user asks as soon as it has its answer. With --rate requests come whether or not earlier
 ones are answered; those under way at the end are waited for. Prints a table, and writes it with its numbers
@@ -287,7 +287,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
         help="file of prompts, or Spec-Bench's question file",
     )
     group.add_argument(
-        "--mix", default="", help="weights by category, writing:3,math:1; even if left out"
+        "--mix", default="", help="weights by category, writing:3,math:1; all evenly if left out"
     )
     group.add_argument("--max-tokens", type=int, default=128)
     group.add_argument("--temperature", type=float, default=0.0)

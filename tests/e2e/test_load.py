@@ -17,6 +17,8 @@ def locust(server: Server, *options: str) -> subprocess.CompletedProcess[str]:
     """A process of its own: it patches sockets and threads."""
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless"]
     command += ["--only-summary", "--host", server.http, "--grpc-host", server.grpc_address]
+    # Users who wait finish what they asked, however busy the machine.
+    command += ["--stop-timeout", "60"]
     return subprocess.run(
         [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )

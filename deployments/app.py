@@ -57,6 +57,12 @@ FRONT_CALLS = 4096
 """Calls that a front holds at once: workers, whose places it does not know, queue and refuse."""
 
 
+def _log_as_serve_does() -> None:
+    """Our modules log to Serve's files, with the request's id, as JSON where `logging_config` says so."""
+    for package in ("deployments", "workers"):
+        logging.getLogger(package).parent = logging.getLogger("ray.serve")
+
+
 def _core() -> Core:
     """The coordinator of the replica that handles the current request."""
     return serve.get_replica_context().servable_object.core  # type: ignore[no-any-return]
@@ -78,6 +84,7 @@ class Coordinator:
         self, models: list[dict[str, Any]], data_plane: dict[str, Any]
     ) -> None:
         """Serve models; handles are given, or names of applications."""
+        _log_as_serve_does()
         security = _security(data_plane)
         peer_id = serve.get_replica_context().replica_id.unique_id
         self.applications = {serve.get_replica_context().app_name}
@@ -213,6 +220,7 @@ class Target(WorkerReplica):
         from workers.target.config import TargetConfig
         from workers.target.server import TargetWorker
 
+        _log_as_serve_does()
         drafters = drafter_configs(config.pop("drafters"))
         target = TargetConfig(**config, drafters=drafters)
         self._ranks = _Ranks(target)
@@ -281,6 +289,7 @@ class Draft(WorkerReplica):
         from workers.draft.config import DraftConfig
         from workers.draft.server import DraftWorker
 
+        _log_as_serve_does()
         config = DraftConfig(drafter_configs(drafts), target)
         await self._serve(DraftWorker(config, security=_security(data_plane)))
 
@@ -335,7 +344,7 @@ def _coordinator(
 def _target(args: AppConfig) -> serve.Application:
     """A worker's calls are its sessions: those that run, and as many that wait."""
     sessions = 2 * args.target.max_num_seqs
-    options: dict[str, Any] = {"max_queued_requests": sessions}
+    options = {"max_queued_requests": sessions, **_on(args.target.device)}
     if args.target.tensor_parallel_size > 1:
         # A bundle for each rank, on one machine; the first is the replica's own.
         bundle = {"CPU": 1.0} if args.target.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
@@ -349,7 +358,14 @@ def _target(args: AppConfig) -> serve.Application:
 def _draft(
     drafters: list[dict[str, Any]], target: str, sessions: int, data_plane: DataPlaneArgs
 ) -> serve.Application:
-    return _deployment(Draft, sessions).bind(drafters, target, data_plane.model_dump())
+    devices = (drafter.get("device", "cpu") for drafter in drafters)
+    options = _on(next((device for device in devices if device != "cpu"), "cpu"))
+    return _deployment(Draft, sessions, **options).bind(drafters, target, data_plane.model_dump())
+
+
+def _on(device: str) -> dict[str, Any]:
+    """What a replica asks Ray for: without it Ray hides all GPUs."""
+    return {} if device == "cpu" else {"ray_actor_options": {"num_gpus": 1}}
 
 
 def _security(data_plane: dict[str, Any]) -> Security:

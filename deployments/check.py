@@ -125,10 +125,12 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
         yield f"{place}.route_prefix: {deployments[0]} answers no HTTP; set it to null"
     config = None if problems else schema.model_validate(application["args"])
     seats, ranks = 0, 1
+    gpus: set[str] = set()
     if isinstance(config, AppConfig):
         seats, ranks = config.target.max_num_seqs, config.target.tensor_parallel_size
     if isinstance(config, AppConfig | DraftAppConfig):
         yield from _check_models(config, f"{place}.args")
+        gpus = _on_gpus(config)
         drafted = any(draft.placement == "draft" for draft in config.drafts)
     for index, deployment in enumerate(application.get("deployments") or []):
         here = f"{place}.deployments.{index}"
@@ -141,6 +143,12 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
             yield from _validate(thresholds, given, f"{here}.user_config")
         if name == "Draft" and config is not None and not drafted:
             yield f"{here}: Draft has nothing to run: no drafter has the placement draft; leave it out"
+        options = deployment.get("ray_actor_options") or {}
+        if name in gpus and options and not options.get("num_gpus"):
+            yield (
+                f"{here}.ray_actor_options: device is cuda, but Ray hides all GPUs from a replica that asks "
+                "for none: add num_gpus, 1 or a part of one"
+            )
         bundles = deployment.get("placement_group_bundles") or []
         if name == "Target" and bundles and len(bundles) != ranks:
             yield (
@@ -153,6 +161,15 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
                 f"{here}.max_ongoing_requests: {calls} sessions are fewer than the target's "
                 f"max_num_seqs of {seats}: its places could not be filled"
             )
+
+
+def _on_gpus(config: AppConfig | DraftAppConfig) -> set[str]:
+    """The deployments whose models are on GPUs."""
+    drafts = [draft for draft in config.drafts if draft.placement == "draft"]
+    found = {"Draft"} if any(getattr(d, "device", "cpu") != "cpu" for d in drafts) else set()
+    if isinstance(config, AppConfig) and config.target.device != "cpu":
+        found.add("Target")
+    return found
 
 
 def _check_pools(args: dict[str, Any], by_name: dict[str, Any], place: str) -> Iterator[str]:

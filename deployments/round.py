@@ -153,8 +153,7 @@ class Generation:
         running on the workers.
         """
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(lambda: self._ended(self.stats))
-            stack.callback(lambda: self._trace.ended(self.stats, len(self.request.prompt)))
+            stack.callback(self._over)
             for seat in self._seats:
                 stack.callback(asyncio.create_task(seat.hold()).cancel)
             deadline = self.request.deadline
@@ -219,6 +218,29 @@ class Generation:
                 self._cheaper.set()
                 self._ask(self._choice.asked)
             yield
+
+    def _over(self) -> None:
+        """Tell who watches: metrics, the trace, the log. Prompts and answers are in none of them."""
+        self._ended(self.stats)
+        self._trace.ended(self.stats, len(self.request.prompt))
+        logger.info(
+            "%s: %s after %d tokens",
+            self.request.request_id,
+            self.stats.finish_reason,
+            self.stats.tokens,
+            extra={
+                "answer_id": self.request.request_id,
+                "model": self.request.model_id,
+                "finish_reason": self.stats.finish_reason,
+                "prompt_tokens": len(self.request.prompt),
+                "completion_tokens": self.stats.tokens,
+                "drafter": self.stats.drafter,
+                "rounds": self.stats.rounds,
+                "accepted_tokens": self.stats.accepted_tokens,
+                "first_token_s": self.stats.first_token_s,
+                "request_s": self.stats.request_s,
+            },
+        )
 
     def proposed(self, proposal: m.Proposal) -> None:
         """Propose: what a drafter offers goes to the target, unless the answer has left it already."""

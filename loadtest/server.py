@@ -14,10 +14,12 @@ import yaml
 
 
 @contextlib.contextmanager
-def running_server(url: str | None, config: Path, log: Path) -> Iterator[str]:
+def running_server(
+    url: str | None, config: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """The base URL of ours; without `url`, `config` is served and stopped again afterwards.
 
-    Raises RuntimeError with the end of the log if the server does not come up.
+    `environment` is added to ours. Raises RuntimeError with the end of the log if it does not come up.
     """
     if url is not None:
         yield url.rstrip("/")
@@ -26,7 +28,7 @@ def running_server(url: str | None, config: Path, log: Path) -> Iterator[str]:
     host = options.get("host", "127.0.0.1")
     base = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('port', 8000)}"
     serve = Path(sys.executable).with_name("serve")
-    with started([str(serve), "run", str(config)], base, log):
+    with started([str(serve), "run", str(config)], base, log, environment):
         yield base
 
 

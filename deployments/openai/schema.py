@@ -60,6 +60,10 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = Field(False, description="end with a chunk that holds the usage")
+    continuous_usage_stats: bool = Field(
+        False,
+        description="with include_usage: every chunk of an answer holds that answer's usage so far",
+    )
 
 
 class SpeculationBody(BaseModel):

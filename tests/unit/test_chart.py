@@ -226,7 +226,6 @@ ENV = [{"name": "REDIS_PASSWORD", "value": "x"}]
         ("models/smollm2/target/resources/limits/cpu", "500m", "ask for 1.5"),
         ("models/smollm2/target/gpus", 2, "ask for 2.5"),
         ("models/smollm2/target/resources/limits", {"nvidia.com/gpu": 1}, "set gpus instead"),
-        ("models/smollm2/target/args/num_gpu_blocks_override", 0, "the machine's free memory"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, path: str, value: Any, complaint: str) -> None:

@@ -82,6 +82,7 @@ def test_the_shipped_file_is_right() -> None:
         ),
         ("applications.0.args.drafts.0.placement", "coordinator", "'draft' or 'target'"),
         ("applications.0.args.drafts", [], "Draft has nothing to run"),
+        ("applications.0.args.target.device", "cuda", "add num_gpus"),
         ("applications.0.import_path", "deployments.app:bild", "deployments.app:build"),
         ("grpc_options.grpc_servicer_functions", [], "add_InferenceServicer_to_server"),
         ("applications", None, "applications"),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc.aio
-import psutil
 import torch
 from transformers import AutoTokenizer
 
@@ -26,6 +25,7 @@ from workers.engine.prefix_cache import PrefixCache
 from workers.engine.tensor_parallel import Leader, Place, Ranks
 from workers.engine.threads import use_threads
 from workers.leases import LeasedReceiver, LeaseTable
+from workers.memory import available_bytes
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
@@ -330,7 +330,7 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
         budget = config.gpu_memory_utilization * total - (total - free)
     else:
         # All ranks share this machine's memory.
-        available = psutil.virtual_memory().available / config.tensor_parallel_size
+        available = available_bytes() / config.tensor_parallel_size
         budget = config.gpu_memory_utilization * available
     slot_bytes = model.kv_shape.slot_bytes
     slots = int(min(budget // slot_bytes, config.max_num_seqs * (max_model_len + KVPool.GRAIN)))

@@ -97,11 +97,6 @@
 {{- fail (printf "models.%s: the names of its drafters must differ, beside the target and in all its pools: %s" $key (join ", " $names)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key, $model := .models -}}
-{{- if and (not $model.target.gpus) (not $model.target.args.num_gpu_blocks_override) -}}
-{{- fail (printf "models.%s.target.args.num_gpu_blocks_override: without GPUs the KV cache would be sized by the machine's free memory, not by the pod's limit; give its size in blocks of 16 tokens, for example 2048" $key) -}}
-{{- end -}}
-{{- end -}}
 {{- range $key, $pool := .drafts -}}
 {{- if not (hasKey $.models $pool.target) -}}
 {{- fail (printf "drafts.%s.target: no model %q under models (there are: %s)" $key $pool.target (keys $.models | sortAlpha | join ", ")) -}}

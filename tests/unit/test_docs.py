@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 EVERYTHING = "\n".join(TEXTS.values())
-COMING = {"docs/loadtest.md", "docs/observability.md"}
-"""Pages that others write now; a link to them may lead nowhere until they are here."""
+COMING = {"docs/observability.md"}
+"""Pages that are being written: a link to them may lead nowhere until they are here."""
 
 PACKAGES = ("deployments", "workers", "loadtest", "protos", "tests", "k8s", "docs")
 

@@ -437,7 +437,10 @@ class Generation:
             async with asyncio.timeout(self.request.deadline - time.monotonic()):
                 await self._news.wait()
         except TimeoutError as error:
-            raise DeadlineExceeded("the request ran longer than it may") from error
+            raise DeadlineExceeded(
+                f"the request ran for {self.stats.request_s:.0f} s, longer than it may: the limit is the "
+                "server's request_limit_s, or a gRPC call's timeout_ms where that is less"
+            ) from error
         if self._error is None:
             self._news.clear()
 

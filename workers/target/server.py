@@ -336,6 +336,11 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
     slots = int(min(budget // slot_bytes, config.max_num_seqs * (max_model_len + KVPool.GRAIN)))
     if config.num_gpu_blocks_override:
         slots = config.num_gpu_blocks_override * KVPool.GRAIN
+    if slots < max_model_len and config.num_gpu_blocks_override:
+        raise ValueError(
+            f"max_model_len {max_model_len} needs as many tokens of KV cache, but num_gpu_blocks_override "
+            f"{config.num_gpu_blocks_override} makes {slots}: blocks have {KVPool.GRAIN} tokens"
+        )
     if slots < max_model_len:
         raise ValueError(
             f"max_model_len {max_model_len} needs {max_model_len * slot_bytes / 2**20:.0f} MiB of KV "

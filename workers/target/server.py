@@ -26,6 +26,7 @@ from workers.engine.tensor_parallel import Leader, Place, Ranks
 from workers.engine.threads import use_threads
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.memory import available_bytes
+from workers.request import DRAWN
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
@@ -257,6 +258,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             chain=request.chain,
             max_len=request.prompt_len + request.stopping.max_tokens,
             mode=request.mode,
+            drawn=request.verification in DRAWN,
         )
         window = self._beside.feature_window(request.drafters)
         drafting = self._beside.open(opened, send)

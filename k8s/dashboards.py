@@ -113,6 +113,11 @@ def workers(name: str, by: str = "application", deployment: str = "Target") -> S
     return Series(f"worker_{name}", by, f'application=~"$application", deployment=~"{deployment}"')
 
 
+def pools(name: str) -> Series:
+    """Of all workers."""
+    return workers(name, "application, deployment", "Target|Draft")
+
+
 def fronts(name: str, by: str) -> Series:
     """Of coordinators, where no model is to blame."""
     return Series(name, by, 'application=~"$application"')
@@ -147,12 +152,13 @@ class Panel:
     queries: dict[str, str]
 
 
-ANSWERS: Final = answers("answers_total").rate
 DRAFTS: Final = answers("spec_decode_num_drafts_total", "drafter").rate
 ALL_DRAFTS: Final = answers("spec_decode_num_drafts_total").rate
 DRAFTED: Final = answers("spec_decode_num_draft_tokens_total", "drafter").rate
 ACCEPTED: Final = answers("spec_decode_num_accepted_tokens_total", "drafter").rate
 LEASES: Final = workers("leases")
+PROPOSED: Final = pools("proposals_total").rate
+POOL: Final = "{{deployment}} {{application}}"
 
 OVERVIEW: Final = [
     Panel(
@@ -165,11 +171,15 @@ OVERVIEW: Final = [
     ),
     Panel(
         "Answers that failed",
-        "Share of answers that ended with an error. 0 is good. unavailable: look at Faults and "
-        "Replicas; resource_exhausted: more targets; deadline_exceeded: Queue and Time per output "
-        "token.",
+        f"Over {WINDOW}, the share of answers that ended with an error. 0 is good. unavailable: look at "
+        "Faults and Replicas; resource_exhausted: more targets; deadline_exceeded: Queue and Time per "
+        "output token.",
         "percentunit",
-        {"failed": ratio(answers("answers_total", "", FAILED).rate, ANSWERS)},
+        {
+            "failed": ratio(
+                answers("answers_total", "", FAILED).recent, answers("answers_total").recent
+            )
+        },
     ),
     Panel(
         "Time to first token",
@@ -235,22 +245,14 @@ OVERVIEW: Final = [
         "Workers that report, by pool. Good: what was asked for. Fewer: `serve status` says why, "
         "or the node is not scraped.",
         "short",
-        {
-            "{{deployment}} {{application}}": workers(
-                "leases", "application, deployment", "Target|Draft"
-            ).count
-        },
+        {POOL: pools("leases").count},
     ),
     Panel(
         "Leases",
         "Answers that hold a place on a worker, by pool: what Serve scales by "
         "(target_ongoing_requests).",
         "short",
-        {
-            "{{deployment}} {{application}}": workers(
-                "leases", "application, deployment", "Target|Draft"
-            ).now
-        },
+        {POOL: pools("leases").now},
     ),
     Panel(
         "Processors of coordinators",
@@ -343,16 +345,9 @@ SPECULATION: Final = [
     ),
     Panel(
         "Proposals that were ready, by pool",
-        "As before, as the workers count it: those of draft pools, and those of drafters beside "
-        "targets.",
+        "As before, as the workers count it: those of draft pools, and those of drafters beside targets.",
         "percentunit",
-        {
-            f"{deployment} {{{{application}}}}": ratio(
-                workers("hits_total", deployment=deployment).rate,
-                workers("proposals_total", deployment=deployment).rate,
-            )
-            for deployment in ("Draft", "Target")
-        },
+        {POOL: ratio(pools("hits_total").rate, PROPOSED)},
     ),
     Panel(
         "What becomes of proposals",
@@ -376,7 +371,7 @@ SPECULATION: Final = [
     Panel(
         "Price of a row",
         "What a drafted row must be worth, in tokens, to be verified: the mean over targets. Low "
-        "while they are idle; it rises as steps fill. 1 means that nothing is worth it.",
+        "while they are idle; it rises as steps fill. From 1 on nothing is worth it.",
         "short",
         {"{{application}}": workers("price").mean},
     ),
@@ -418,13 +413,7 @@ SPECULATION: Final = [
         "Time of a proposal",
         "Mean that drafters take while a target may wait. Good: well below Step time.",
         "s",
-        {
-            f"{deployment} {{{{application}}}}": ratio(
-                f"{workers('draft_ns_total', deployment=deployment).rate} / 1e9",
-                workers("proposals_total", deployment=deployment).rate,
-            )
-            for deployment in ("Draft", "Target")
-        },
+        {POOL: ratio(f"{pools('draft_ns_total').rate} / 1e9", PROPOSED)},
     ),
     Panel(
         "Drafting while targets verify",

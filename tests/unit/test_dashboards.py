@@ -1,4 +1,4 @@
-"""Dashboards and alerts: what they name is exported, Prometheus understands them, and alerts do what they say."""
+"""Dashboards and alerts: what they name is exported, Prometheus parses it, and alerts do what they say."""
 
 import importlib.util
 import json

@@ -8,7 +8,7 @@ PROTOS  := protos/inference.proto protos/speculation.proto
 PIP_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all chart lint format proto bench bench-peers chaos gpu-check
+.PHONY: help setup serve test test-all chart lint format proto bench bench-peers slo chaos gpu-check
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -57,5 +57,10 @@ gpu-check: setup ## Whether this machine's GPU serves well: make gpu-check [MODE
 	  $(if $(MODEL),--model $(MODEL)) $(if $(DRAFT),--draft $(DRAFT))
 
 PROMPTS ?= loadtest/prompts/six_kinds.jsonl
+TTFT    ?= 500
+TPOT    ?= 40
 bench: setup ## Speculation on and off through the front door: make bench [PROMPTS=path]
 	$(BIN)/python -m loadtest.bench --config $(CONFIG) --prompts $(PROMPTS)
+
+slo: setup ## Highest rate that keeps the limits: make slo TTFT=500 TPOT=40 (ms, p99) [PROMPTS=path]
+	$(BIN)/python -m loadtest.slo --config $(CONFIG) --prompts $(PROMPTS) --slo-ttft-ms $(TTFT) --slo-tpot-ms $(TPOT)

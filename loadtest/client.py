@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,11 +42,38 @@ async def events(
         if response.is_error:
             raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
         opened(response.headers)
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]":
+        reader = _Reader()
+        async for text in response.aiter_text():
+            for chunk in reader.feed(text):
+                yield chunk
+
+
+def blocking_events(
+    client: httpx.Client, path: str, body: Mapping[str, Any]
+) -> Generator[dict[str, Any] | None]:
+    """As `events`, for callers that have no event loop."""
+    with client.stream("POST", path, json={**body, "stream": True}) as response:
+        if response.is_error:
+            raise RuntimeError(f"{response.status_code}: {response.read().decode()}")
+        reader = _Reader()
+        for text in response.iter_text():
+            yield from reader.feed(text)
+
+
+class _Reader:
+    """Chunks of a stream. Not by httpx's lines: those end at U+2028 too, which JSON may hold as it is."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def feed(self, text: str) -> Iterator[dict[str, Any] | None]:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            data = line.rstrip("\r")
+            if data == "data: [DONE]":
                 yield None
-            elif line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
+            elif data.startswith("data: {"):
+                yield json.loads(data.removeprefix("data: "))
 
 
 def metric_values(text: str) -> dict[str, float]:

@@ -26,10 +26,11 @@ _SUBTASK: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question and the kind of task it is."""
+    """One question and the kind of task it is; `category` is finer where Spec-Bench's is."""
 
     kind: str
     text: str
+    category: str
 
 
 def read(path: Path, per_kind: int | None = None) -> list[Prompt]:
@@ -44,7 +45,8 @@ def read(path: Path, per_kind: int | None = None) -> list[Prompt]:
         row = json.loads(line)
         plain = next((name for name in ("prompt", "question", "instruction") if name in row), None)
         if plain is not None:
-            kind, text = row.get("kind", "all"), row[plain]
+            kind = category = row.get("kind", "all")
+            text = row[plain]
         elif "turns" in row:
             category = row.get("category", "all")
             kind, text = _SUBTASK.get(category, category), row["turns"][0]
@@ -52,5 +54,5 @@ def read(path: Path, per_kind: int | None = None) -> list[Prompt]:
             raise ValueError(f"{path}:{number} has neither prompt nor turns")
         counts[kind] = counts.get(kind, 0) + 1
         if per_kind is None or counts[kind] <= per_kind:
-            prompts.append(Prompt(kind, text))
+            prompts.append(Prompt(kind, text, category))
     return prompts

@@ -29,7 +29,7 @@ from deployments.openai.answers import (
 from deployments.openai.body_limit import BodyLimit
 from deployments.openai.disconnect import until_disconnect
 from deployments.openai.key_check import KeyCheck
-from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody
+from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from deployments.openai.served_by import ServedBy
 from deployments.round import GenerationRequest, Piece
 from workers import limits
@@ -167,6 +167,8 @@ def _options(
             max_draft_tokens=body.speculation.max_draft_tokens,
             tree=body.speculation.tree,
             mode=body.speculation.mode,
+            verification=body.speculation.verification,
+            lossy=body.speculation.lossy,
         ),
     )
 
@@ -263,18 +265,23 @@ async def _events(
     rest: AsyncGenerator[tuple[int, Piece]],
 ) -> AsyncIterator[str]:
     """The stream of an answer as server-sent events."""
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    stream_options = body.stream_options or StreamOptions()
+    include_usage = stream_options.include_usage
+    continuous = include_usage and stream_options.continuous_usage_stats
     unfinished = len(choices)
-    last: dict[str, Any] = {"speculation": None} if body.speculation.stats else {}
     try:
         for index in range(len(choices)):
             opening = form.first_chunk(index)
             if opening is not None:
+                if continuous:
+                    opening["usage"] = usage([choices[index]])
                 yield _event(opening)
         async for index, piece in _chain(first, rest):
             chunk = form.piece_chunk(index, choices[index], piece)
             choices[index].tokens += piece.tokens
             unfinished -= piece.finished is not None
+            if continuous:
+                chunk["usage"] = usage([choices[index]])
             if body.speculation.stats and not (unfinished or include_usage):
                 chunk["speculation"] = speculation(choices)
             yield _event(chunk)

@@ -115,6 +115,25 @@ async def test_n_answers_share_a_prompt(client: httpx.AsyncClient) -> None:
     assert "180" in message or "128" in message
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_usage_grows_with_every_chunk_if_asked_for(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**(TEXT if path == "completions" else CHAT), "n": 2, "return_token_ids": True}
+    *chunks, last = await stream(client, path, {**body, "stream_options": asked})
+    seen = {0: 0, 1: 0}
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        seen[choice["index"]] += len(choice.get("token_ids", ()))
+        assert chunk["usage"]["completion_tokens"] == seen[choice["index"]]
+        assert chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == sum(seen.values())
+    alone = {**body, "stream_options": {"continuous_usage_stats": True}}
+    assert not any("usage" in chunk for chunk in await stream(client, path, alone))
+
+
 async def test_echo_and_prompt_logprobs(client: httpx.AsyncClient) -> None:
     plain = await complete(client, logprobs=2)
     echoed = await complete(client, logprobs=2, echo=True)

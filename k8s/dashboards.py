@@ -213,13 +213,10 @@ OVERVIEW: Final = [
     ),
     Panel(
         "Tokens",
-        "Tokens of answers a second, counted when an answer ends. Good: as many as were measured "
-        "before under this load (Running sessions).",
+        "Tokens that became part of answers, a second. Good: as many as were measured before under "
+        "this load (Running sessions).",
         "short",
-        {
-            "tokens/s": f"{answers('committed_tokens_total').rate} + "
-            f"{answers('time_to_first_token_seconds_count').rate}"
-        },
+        {"tokens/s {{application}}": workers("tokens_committed_total").rate},
     ),
     Panel(
         "Sessions of targets",

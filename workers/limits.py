@@ -33,6 +33,7 @@ MAX_CHOICES: Final = 128
 """Answers of one request: prompts times n."""
 
 MAX_TRACEPARENT_CHARS: Final = 64
+MAX_KEY_ID_CHARS: Final = 64
 MAX_SEED: Final = 2**63 - 1
 MIN_SEED: Final = -(2**63)
 

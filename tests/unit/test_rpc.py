@@ -70,6 +70,7 @@ MESSAGES = [
         [
             m.OpenDraft("lease", (1, 2), SAMPLING, ("a", "b"), 8, True, 99),
             m.OpenDraft("lease", (1, 2), SAMPLING, ("a", "b"), 8, True, 99, "sequential"),
+            m.OpenDraft("lease", (1, 2), SAMPLING, ("a",), 8, False, 99, key_id="k"),
             m.Commit(5, (1, 2, 3)),
             m.Commit(5, (1, 2, 3), (), frozenset(["a"]), 0.25, 64.0),
             m.Commit(5, (1, 2, 3), (), frozenset()),

@@ -10,6 +10,9 @@ from workers.tree import ANCHOR
 _RATE: Final = 0.02
 _DEPTHS: Final = 8
 _LIMITS: Final = (0.3, 6.0)
+# At first as in prompt lookup, where one occurrence is followed: by matches of 1, 2, 3, … tokens.
+_DOUBTS: Final = (4.0, 1.22, 0.67, 0.43, 0.32, 0.25, 0.2, 0.16, 0.14, 0.11)
+_DOUBT_LIMITS: Final = (0.02, 50.0)
 
 
 class Softness:
@@ -45,4 +48,27 @@ class Softness:
         place = min(depth, _DEPTHS) - 1
         low, high = _LIMITS
         moved = self._values[place] * math.exp(_RATE * excess)
+        self._values[place] = min(high, max(low, moved))
+
+
+class Doubt:
+    """How many occurrences what was never seen is worth, by the length of the match.
+
+    After a match of `total` occurrences a token that never followed comes with probability
+    doubt / (total + doubt). The doubt moves until it does so as often as that says.
+    """
+
+    def __init__(self) -> None:
+        self._values = list(_DOUBTS)
+
+    def at(self, length: int) -> float:
+        """The doubt after a match of so many tokens, in occurrences."""
+        return self._values[min(length, len(self._values)) - 1]
+
+    def observe(self, length: int, total: int, seen: bool) -> None:
+        """Learn from what came after a match: a token that had followed one of `total` before, or not."""
+        place = min(length, len(self._values)) - 1
+        value = self._values[place]
+        low, high = _DOUBT_LIMITS
+        moved = value * math.exp(_RATE * (total / (total + value) - seen))
         self._values[place] = min(high, max(low, moved))

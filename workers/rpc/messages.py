@@ -198,6 +198,7 @@ class OpenDraft:
     max_len: int
     mode: Mode = DEFAULT_MODE
     traceparent: str = ""
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             chain=request.chain,
             max_len=request.prompt_len + request.stopping.max_tokens,
             mode=request.mode,
+            key_id=request.key_id,
         )
         window = self._beside.feature_window(request.drafters)
         drafting = self._beside.open(opened, send)

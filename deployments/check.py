@@ -246,17 +246,13 @@ def _check_datastores(config: AppConfig | DraftAppConfig, place: str) -> Iterato
 
 def _vocabulary(reference: str) -> str | None:
     """The fingerprint of a model's vocabulary, None if the model would have to be fetched or converted."""
-    from transformers import AutoTokenizer
-
-    from workers.vocabulary import vocabulary_fingerprint
+    from workers.vocabulary import fingerprint_of
 
     try:
         folder = already_there(reference)
     except CheckpointError:
         return None
-    if folder is None:
-        return None
-    return vocabulary_fingerprint(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
+    return None if folder is None else fingerprint_of(folder)
 
 
 def _validate(model: type[BaseModel], data: Any, place: str) -> list[str]:

@@ -17,7 +17,7 @@ from workers.draft.drafter import Drafter
 from workers.draft.drafters.lookup import LookupDrafter
 from workers.draft.drafters.suffix import SuffixDrafter
 from workers.draft.history import History
-from workers.vocabulary import vocabulary_fingerprint
+from workers.vocabulary import fingerprint_of, vocabulary_fingerprint
 
 
 def make(config: DrafterConfig, target: str) -> Drafter:
@@ -49,7 +49,7 @@ def _datastore_drafter(config: DatastoreConfig, target: str) -> Drafter:
     from workers.datastore.index import Datastore
     from workers.draft.drafters.datastore import DatastoreDrafter
 
-    fingerprint = vocabulary_fingerprint(_tokenizer(target))
+    fingerprint = fingerprint_of(checkpoint.resolve(target))
     store = Datastore(Path(config.folder).expanduser(), fingerprint)
     return DatastoreDrafter(store, fingerprint, _history(config))
 

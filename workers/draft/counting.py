@@ -19,11 +19,11 @@ from workers.tree import ANCHOR, TokenTree
 
 MIN_MATCH: Final = 2
 MAX_MATCH: Final = 16
+MAX_MATCHES: Final = 3
+"""Matches of one text that are drafted from: the longest."""
 
 _WIDTH: Final = 8
 """Followers of a place that are looked at."""
-_CONTEXTS: Final = 3
-"""Ends of one sequence that are looked up: the longest first."""
 _FLOOR: Final = 0.02
 """A path less likely than this is not proposed."""
 
@@ -83,7 +83,7 @@ def propose(texts: Sequence[Found], ask: Ask, most: int, span: int) -> TokenTree
 
 def _of_text(found: Found, ask: Ask, most: int, max_depth: int) -> TokenTree:
     merged, open_mass = TokenTree(), 1.0
-    for match in found.matches[: 1 if ask.chain else _CONTEXTS]:
+    for match in found.matches[: 1 if ask.chain else None]:
         tree, left = _grow(match, found.doubt, open_mass, most, max_depth, ask.chain)
         merged, open_mass = merged.merge(tree), open_mass * left
         if open_mass < _FLOOR:

@@ -1,12 +1,13 @@
 """What drafters from counts have in common: sessions, what they learn from answers, and how sure they are."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from workers.draft.calibration import Doubt
-from workers.draft.counting import MAX_MATCH, Found, Match, propose
+from workers.draft.counting import MAX_MATCH, MAX_MATCHES, Found, Match, propose
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.history import History
 from workers.request import SamplingParams
@@ -52,7 +53,7 @@ class CountingDrafter(Drafter, Generic[SessionT]):
         """Tokens were committed."""
 
     @abstractmethod
-    def matches(self, session: SessionT) -> list[Match]:
+    def matches(self, session: SessionT) -> Iterator[Match]:
         """Where its last tokens occurred in the drafter's own text, the longest match first."""
 
     @abstractmethod
@@ -95,8 +96,13 @@ class CountingDrafter(Drafter, Generic[SessionT]):
         texts = [(self.matches(session), self._doubt)]
         if self._history is not None:
             tail = session.tokens[-MAX_MATCH:]
-            for text in self._history.of(session.key_id):
-                texts.append((list(text.find(tail)), self._history_doubt))
-        session.found = [Found(matches, doubt) for matches, doubt in texts if matches]
+            texts += [
+                (text.find(tail), self._history_doubt) for text in self._history.of(session.key_id)
+            ]
+        session.found = [
+            Found(some, doubt)
+            for matches, doubt in texts
+            if (some := list(islice(matches, MAX_MATCHES)))
+        ]
         longest = max((found.matches[0].length for found in session.found), default=0)
         return propose(session.found, ask, self.most_nodes(ask), self.span(longest))

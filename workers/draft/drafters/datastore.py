@@ -4,7 +4,7 @@ The longest end of up to 16 tokens that occurs in the datastore is found, what f
 that the likeliest 64 nodes are proposed (REST, arXiv 2311.08252).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from workers.datastore.index import Datastore
@@ -35,9 +35,9 @@ class DatastoreDrafter(CountingDrafter[CountedSession]):
         """See CountingDrafter; the tokens are all that is known of an answer."""
         return
 
-    def matches(self, session: CountedSession) -> list[Match]:
+    def matches(self, session: CountedSession) -> Iterator[Match]:
         """See CountingDrafter."""
-        return list(self._store.find(session.tokens))
+        return self._store.find(session.tokens)
 
     def most_nodes(self, ask: Ask) -> int:
         """See CountingDrafter."""

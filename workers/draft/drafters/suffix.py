@@ -4,7 +4,7 @@ Prompt and answer are kept as a suffix automaton that grows with the answer; of 
 likeliest is proposed, and the more the longer the match is (SuffixDecoding, arXiv 2411.04975).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,9 +35,9 @@ class SuffixDrafter(CountingDrafter[SuffixSession]):
         """See CountingDrafter."""
         session.text.extend(tokens)
 
-    def matches(self, session: SuffixSession) -> list[Match]:
+    def matches(self, session: SuffixSession) -> Iterator[Match]:
         """See CountingDrafter."""
-        return list(session.text.matches())
+        return session.text.matches()
 
     def most_nodes(self, ask: Ask) -> int:
         """See CountingDrafter."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.draft.automaton import SuffixAutomaton
-from workers.draft.calibration import Doubt
+from workers.draft.calibration import OTHER_TEXTS, SAME_TEXT, Doubt
 from workers.draft.drafter import Ask
 from workers.draft.drafters.suffix import SuffixDrafter
 from workers.draft.history import History
@@ -97,12 +97,13 @@ def test_nothing_is_proposed_where_nothing_repeats() -> None:
 
 def test_doubt_follows_what_happens() -> None:
     for rate in (0.3, 0.9):
-        doubt, rng = Doubt(), random.Random(0)
+        doubt, rng = Doubt(SAME_TEXT), random.Random(0)
         for _ in range(4000):
             doubt.observe(4, 2, rng.random() < rate)
         assert 2 / (2 + doubt.at(4)) == pytest.approx(rate, abs=0.1)
-    at_first = [Doubt().at(length) for length in range(1, 40)]
-    assert at_first == sorted(at_first, reverse=True)
+    for at_first in (SAME_TEXT, OTHER_TEXTS):
+        doubts = [Doubt(at_first).at(length) for length in range(1, 40)]
+        assert doubts == sorted(doubts, reverse=True)
 
 
 def test_a_drafter_becomes_less_sure_when_it_is_wrong() -> None:
@@ -118,12 +119,13 @@ def test_a_drafter_becomes_less_sure_when_it_is_wrong() -> None:
 
 
 def test_answers_are_drafted_from_if_learning_is_on() -> None:
-    said = [5, 6, 7, 8, 9]
+    said = list(range(5, 20))
     learning, forgetful = SuffixDrafter(History(1024)), SuffixDrafter(None)
     for drafter in (learning, forgetful):
         answer(drafter, "", said)
-    assert propose([1, 5, 6], drafter=learning).tokens[:2] == (7, 8)
-    assert len(propose([1, 5, 6], drafter=forgetful)) == 0
+    begun = [1, *said[:8]]
+    assert propose(begun, drafter=learning).tokens[:2] == (13, 14)
+    assert len(propose(begun, drafter=forgetful)) == 0
 
 
 def test_what_was_asked_is_not_learned() -> None:
@@ -136,8 +138,8 @@ def test_what_was_asked_is_not_learned() -> None:
     drafter.open(2, asked, SAMPLING)
     drafter.observe(2, [1, 2, 3], ())
     drafter.close(2)
-    assert propose([148, 149], drafter=drafter).tokens[:3] == (1, 2, 3)
-    assert len(propose([100, 101], drafter=drafter)) == 0
+    assert propose(asked, drafter=drafter).tokens[:3] == (1, 2, 3)
+    assert len(propose(asked[:20], drafter=drafter)) == 0
 
 
 KEYS = st.sampled_from(["a", "b", ""])

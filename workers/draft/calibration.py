@@ -10,8 +10,10 @@ from workers.tree import ANCHOR
 _RATE: Final = 0.02
 _DEPTHS: Final = 8
 _LIMITS: Final = (0.3, 6.0)
-# At first as in prompt lookup, where one occurrence is followed: by matches of 1, 2, 3, … tokens.
-_DOUBTS: Final = (4.0, 1.22, 0.67, 0.43, 0.32, 0.25, 0.2, 0.16, 0.14, 0.11)
+SAME_TEXT: Final = (4.0, 1.6, 0.7, 0.6, 0.45, 0.33, 0.23, 0.16, 0.15, 0.1)
+OTHER_TEXTS: Final = (50.0, 25.0, 8.0, 4.5, 2.5, 0.9, 0.5, 0.3, 0.2, 0.1)
+"""Doubts to begin with, by matches of 1, 2, 3, … tokens: where a text repeats itself, and others."""
+
 _DOUBT_LIMITS: Final = (0.02, 50.0)
 
 
@@ -55,11 +57,12 @@ class Doubt:
     """How many occurrences what was never seen is worth, by the length of the match.
 
     After a match of `total` occurrences a token that never followed comes with probability
-    doubt / (total + doubt). The doubt moves until it does so as often as that says.
+    doubt / (total + doubt). The doubt moves until it does so as often as that says; `at_first` has one for
+    each length.
     """
 
-    def __init__(self) -> None:
-        self._values = list(_DOUBTS)
+    def __init__(self, at_first: Sequence[float]) -> None:
+        self._values = list(at_first)
 
     def at(self, length: int) -> float:
         """The doubt after a match of so many tokens, in occurrences."""

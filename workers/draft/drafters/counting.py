@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from workers.draft.calibration import Doubt
+from workers.draft.calibration import OTHER_TEXTS, Doubt
 from workers.draft.counting import MAX_MATCH, MAX_MATCHES, Found, Match, propose
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.history import History
@@ -37,10 +37,11 @@ SessionT = TypeVar("SessionT", bound=CountedSession)
 class CountingDrafter(Drafter, Generic[SessionT]):
     """Drafts what most often followed; of served answers, if there is a history, those of the same key."""
 
-    def __init__(self, history: History | None) -> None:
+    def __init__(self, history: History | None, doubt: Doubt) -> None:
+        """`doubt` is that of matches in the drafter's own text."""
         self._history = history
-        self._doubt = Doubt()
-        self._history_doubt = Doubt()
+        self._doubt = doubt
+        self._history_doubt = Doubt(OTHER_TEXTS)
         self._keys: dict[int, str] = {}
         self._sessions: dict[int, SessionT] = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from workers.datastore.index import Datastore
+from workers.draft.calibration import OTHER_TEXTS, Doubt
 from workers.draft.counting import Match
 from workers.draft.drafter import Ask
 from workers.draft.drafters.counting import CountedSession, CountingDrafter
@@ -23,7 +24,7 @@ class DatastoreDrafter(CountingDrafter[CountedSession]):
     def __init__(
         self, store: Datastore, vocabulary_fingerprint: str, history: History | None
     ) -> None:
-        super().__init__(history)
+        super().__init__(history, Doubt(OTHER_TEXTS))
         self.vocabulary_fingerprint = vocabulary_fingerprint
         self._store = store
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from workers.draft.automaton import SuffixAutomaton
+from workers.draft.calibration import SAME_TEXT, Doubt
 from workers.draft.counting import Match
 from workers.draft.drafter import Ask
 from workers.draft.drafters.counting import CountedSession, CountingDrafter
+from workers.draft.history import History
 
 _SPAN: Final = 4
 """Depth of a proposal for each token of the longest match."""
@@ -26,6 +28,9 @@ class SuffixSession(CountedSession):
 
 class SuffixDrafter(CountingDrafter[SuffixSession]):
     """Drafts from the session's own tokens, and the key's earlier answers; needs no model."""
+
+    def __init__(self, history: History | None) -> None:
+        super().__init__(history, Doubt(SAME_TEXT))
 
     def make_session(self, key_id: str, tokens: Sequence[int]) -> SuffixSession:
         """See CountingDrafter."""

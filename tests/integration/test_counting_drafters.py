@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import tiny
 from tests.harness import Answer, Harness, harness
 from tests.oracles import assert_saw_everything
-from workers.datastore import files
-from workers.datastore.index import Datastore
-from workers.datastore.suffix_array import suffix_array
 from workers.draft.config import SuffixConfig
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.drafters.datastore import DatastoreDrafter
@@ -25,16 +21,6 @@ from workers.tree import TokenTree
 tokenizer = tiny.byte_level_tokenizer()
 PROMPTS = [tokenizer(t).input_ids for t in ("the cat in the hat", "hello world", "0123456789 " * 8)]
 KINDS = ["suffix", "datastore"]
-
-
-def write(folder: Path, texts: Sequence[Sequence[int]]) -> Datastore:
-    """A datastore of these tokens."""
-    folder.mkdir()
-    tokens = np.array([t for text in texts for t in (*text, files.separator(2))], ">u2")
-    np.save(folder / files.TOKENS, tokens)
-    np.save(folder / files.SUFFIXES, suffix_array(tokens, files.SORTED, lambda: None))
-    files.Description("", len(tokens), len(texts)).write(folder)
-    return Datastore(folder, "")
 
 
 def requests(h: Harness, **options: Any) -> list[Any]:
@@ -72,7 +58,7 @@ async def test_on_equals_off(
             history.learn("", text)
         made = SuffixDrafter(history)
     else:
-        made = DatastoreDrafter(write(tmp_path / "store", texts), "", None)
+        made = DatastoreDrafter(tiny.datastore(tmp_path / "store", texts), "", None)
     here, there = ({"test": made}, {}) if beside else ({}, {"test": made})
     async with harness(tiny.llama(), there, beside=here) as h:
         spoken = []

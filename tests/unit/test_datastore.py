@@ -27,17 +27,6 @@ FINGERPRINT = vocabulary_fingerprint(tokenizer.backend_tokenizer)
 TEXTS = ["the cat in the hat sat on the mat", "the cat in the box", "", "another line"]
 
 
-def written(folder: Path, texts: list[list[int]], dtype: str = ">u2") -> Datastore:
-    """A datastore of these tokens."""
-    folder.mkdir(exist_ok=True)
-    separator = files.separator(np.dtype(dtype).itemsize)
-    tokens = np.array([t for text in texts for t in (*text, separator)], dtype)
-    np.save(folder / files.TOKENS, tokens)
-    np.save(folder / files.SUFFIXES, suffix_array(tokens, files.SORTED, lambda: None))
-    Description(FINGERPRINT, len(tokens), len(texts)).write(folder)
-    return Datastore(folder, FINGERPRINT)
-
-
 def run(*arguments: object) -> int:
     return command.main(["build", *map(str, arguments)])
 
@@ -58,7 +47,7 @@ def test_positions_are_sorted_by_what_follows(tokens: list[int], depth: int) -> 
 def test_ends_are_found_with_what_follows_them(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], tail: list[int], dtype: str
 ) -> None:
-    store = written(tmp_path_factory.mktemp("store"), texts, dtype)
+    store = tiny.datastore(tmp_path_factory.mktemp("store"), texts, dtype)
     occurring = [
         length
         for length in range(MIN_MATCH, min(MAX_MATCH, len(tail)) + 1)
@@ -74,7 +63,7 @@ def test_ends_are_found_with_what_follows_them(
 
 
 def test_of_many_occurrences_some_are_looked_at(tmp_path: Path) -> None:
-    store = written(tmp_path, [[1, 2, 3], [1, 2, 4], [1, 2, 4]] * 2000)
+    store = tiny.datastore(tmp_path, [[1, 2, 3], [1, 2, 4], [1, 2, 4]] * 2000)
     total, followers = next(store.find([1, 2])).place.followers()
     assert total <= 1024
     assert [token for token, _, _ in followers] == [4, 3]
@@ -82,7 +71,7 @@ def test_of_many_occurrences_some_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_tokens_that_no_datastore_holds_match_nothing(tmp_path: Path) -> None:
-    store = written(tmp_path, [[1, 2, 3]])
+    store = tiny.datastore(tmp_path, [[1, 2, 3]])
     for tail in ([], [1], [1, files.separator(2)], [1, 10**9], [3, files.separator(2), 1]):
         assert not list(store.find(tail))
 
@@ -173,7 +162,7 @@ def test_recorded_tokens_of_another_model_are_refused(
 def test_a_folder_without_a_usable_datastore_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match=r"holds no datastore: build one with python -m"):
         describe(tmp_path / "nowhere")
-    written(tmp_path, [[1, 2, 3]])
+    tiny.datastore(tmp_path, [[1, 2, 3]])
     with pytest.raises(DatastoreError, match="another vocabulary"):
         Datastore(tmp_path, "other")
     np.save(tmp_path / files.SUFFIXES, np.zeros(2, np.int32))
@@ -197,7 +186,7 @@ def test_the_check_of_a_config_looks_at_datastores(tmp_path: Path) -> None:
         config["applications"][0]["args"]["target"]["model"] = str(target)
         return check.check(config)
 
-    written(tmp_path / "store", [[1, 2, 3]])
+    tiny.datastore(tmp_path / "store", [[1, 2, 3]])
     assert problems(tmp_path / "store", tiny.llama()) == []
     missing = problems(tmp_path / "nowhere", tiny.llama())
     assert "args.drafts.0.folder" in missing[0]

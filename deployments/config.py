@@ -78,6 +78,31 @@ class LookupArgs(Named):
     kind: Literal["lookup"]
 
 
+class LearningArgs(Named):
+    """What drafters have that can learn from the answers that are served."""
+
+    learn: bool = Field(
+        False,
+        description="draft from earlier answers, too: those to the same API key; without keys, all of them",
+    )
+    history_tokens: int = Field(
+        131072, ge=1024, description="tokens of answers that are kept at most, of all keys together"
+    )
+
+
+class SuffixArgs(LearningArgs):
+    """Suffix decoding: what most often followed in prompt and answer; needs no model."""
+
+    kind: Literal["suffix"]
+
+
+class DatastoreArgs(LearningArgs):
+    """Retrieval from a datastore that `python -m workers.datastore build` has made."""
+
+    kind: Literal["datastore"]
+    folder: str = Field(min_length=1, description="of the datastore, on every draft worker")
+
+
 class GrowingArgs(Named):
     """What drafters with a model have: how their trees grow."""
 
@@ -120,7 +145,9 @@ class EagleArgs(GrowingArgs):
     window: int = Field(512, ge=16, description="positions back that it attends to")
 
 
-DrafterArgs = Annotated[LookupArgs | ModelArgs | EagleArgs, Field(discriminator="kind")]
+DrafterArgs = Annotated[
+    LookupArgs | SuffixArgs | DatastoreArgs | ModelArgs | EagleArgs, Field(discriminator="kind")
+]
 
 
 class DataPlaneArgs(Strict):

@@ -15,9 +15,11 @@ from ray.serve.schema import HTTPOptionsSchema
 
 from deployments.config import (
     CoordinatorThresholds,
+    DatastoreArgs,
     EagleArgs,
     LookupArgs,
     ModelArgs,
+    SuffixArgs,
     TargetArgs,
     WorkerThresholds,
 )
@@ -38,6 +40,8 @@ KEY: Final = "^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$"
 
 DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "lookup": LookupArgs,
+    "suffix": SuffixArgs,
+    "datastore": DatastoreArgs,
     "model": ModelArgs,
     "eagle": EagleArgs,
 }

@@ -14,6 +14,31 @@ class LookupConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Suffix decoding. With `learn`, the last `history_tokens` of served answers are drafted from, too."""
+
+    name: str
+    learn: bool
+    history_tokens: int
+
+    kind = "suffix"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DatastoreConfig:
+    """Retrieval from the datastore in `folder`; the rest as in SuffixConfig."""
+
+    name: str
+    folder: str
+    learn: bool
+    history_tokens: int
+
+    kind = "datastore"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A draft model.
 
@@ -58,7 +83,7 @@ class EagleConfig:
     kind = "eagle"
 
 
-DrafterConfig = LookupConfig | ModelConfig | EagleConfig
+DrafterConfig = LookupConfig | SuffixConfig | DatastoreConfig | ModelConfig | EagleConfig
 
 
 @dataclass(frozen=True, slots=True)

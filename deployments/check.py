@@ -24,6 +24,7 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.config import (
     AppConfig,
     CoordinatorThresholds,
+    CustomArgs,
     DraftAppConfig,
     FrontConfig,
     LookupArgs,
@@ -212,7 +213,7 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
     references |= {
         f"{place}.drafts.{index}.model": draft.model
         for index, draft in enumerate(config.drafts)
-        if not isinstance(draft, LookupArgs)
+        if not isinstance(draft, LookupArgs | CustomArgs)
     }
     for where, reference in references.items():
         try:

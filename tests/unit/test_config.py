@@ -80,6 +80,16 @@ def test_the_shipped_file_is_right() -> None:
             "package://workers/weights/nope",
             "the package holds smollm2-135m-draft, smollm2-135m-eagle3 there",
         ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "custom", "factory": "my_package.make"}],
+            "drafts.0.custom.factory",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "custom", "factory": "my_package:make", "option": {}}],
+            "did you mean 'options'",
+        ),
         ("applications.0.args.drafts.0.placement", "coordinator", "'draft' or 'target'"),
         ("applications.0.args.drafts", [], "Draft has nothing to run"),
         ("applications.0.args.target.device", "cuda", "add num_gpus"),

@@ -3,8 +3,9 @@
 from tokenizers import Tokenizer
 
 from workers import checkpoint
-from workers.draft.config import DrafterConfig, EagleConfig, LookupConfig, ModelConfig
+from workers.draft.config import CustomConfig, DrafterConfig, EagleConfig, LookupConfig, ModelConfig
 from workers.draft.drafter import Drafter
+from workers.draft.drafters import custom
 from workers.draft.drafters.lookup import LookupDrafter
 from workers.vocabulary import vocabulary_fingerprint
 
@@ -22,6 +23,8 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             made = _model_drafter(config, target)
         case EagleConfig():
             made = _eagle_drafter(config, target)
+        case CustomConfig():
+            made = custom.make(config, target)
     made.warm_up()
     return made
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, ValueError, Broken) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    model = Path(given.target).stem
+    model = Path(given.target).name.removesuffix(".gguf")
     spec_bench.write(given.out / "spec_bench", model, trace.answers)
     report.write(given.out, trace.run, statistics.rows(trace))
     return _judge(trace)

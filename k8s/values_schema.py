@@ -15,6 +15,7 @@ from ray.serve.schema import HTTPOptionsSchema
 
 from deployments.config import (
     CoordinatorThresholds,
+    CustomArgs,
     EagleArgs,
     LookupArgs,
     ModelArgs,
@@ -40,6 +41,7 @@ DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "lookup": LookupArgs,
     "model": ModelArgs,
     "eagle": EagleArgs,
+    "custom": CustomArgs,
 }
 
 

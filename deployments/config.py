@@ -1,6 +1,6 @@
 """What `deployments.yaml` says under `applications[].args` and `deployments[].user_config`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -145,8 +145,22 @@ class EagleArgs(GrowingArgs):
     window: int = Field(512, ge=16, description="positions back that it attends to")
 
 
+class CustomArgs(Named):
+    """A drafter of your own package, which is installed where the worker runs (docs/custom-drafter.md)."""
+
+    kind: Literal["custom"]
+    factory: str = Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
+        description="package.module:function, called with the target's reference and the options",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the factory"
+    )
+
+
 DrafterArgs = Annotated[
-    LookupArgs | SuffixArgs | DatastoreArgs | ModelArgs | EagleArgs, Field(discriminator="kind")
+    LookupArgs | SuffixArgs | DatastoreArgs | ModelArgs | EagleArgs | CustomArgs,
+    Field(discriminator="kind"),
 ]
 
 

@@ -15,6 +15,7 @@ from ray.serve.schema import HTTPOptionsSchema
 
 from deployments.config import (
     CoordinatorThresholds,
+    CustomArgs,
     DatastoreArgs,
     EagleArgs,
     LookupArgs,
@@ -44,6 +45,7 @@ DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "datastore": DatastoreArgs,
     "model": ModelArgs,
     "eagle": EagleArgs,
+    "custom": CustomArgs,
 }
 
 

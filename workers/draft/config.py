@@ -1,6 +1,8 @@
 """Configuration of a draft worker. Defaults belong to the edge, where users write."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,24 @@ class EagleConfig:
     kind = "eagle"
 
 
-DrafterConfig = LookupConfig | SuffixConfig | DatastoreConfig | ModelConfig | EagleConfig
+@dataclass(frozen=True, slots=True)
+class CustomConfig:
+    """A drafter of somebody else's package: `factory` is `package.module:function`, called with `options`."""
+
+    name: str
+    factory: str
+    options: Mapping[str, Any]
+
+    kind = "custom"
+    num_threads = 0
+
+
+DrafterConfig = (
+    LookupConfig | SuffixConfig | DatastoreConfig | ModelConfig | EagleConfig | CustomConfig
+)
+
+WeightedConfig = ModelConfig | EagleConfig
+"""Drafters whose weights can be reloaded."""
 
 
 @dataclass(frozen=True, slots=True)

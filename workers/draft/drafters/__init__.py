@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 
 from workers import checkpoint
 from workers.draft.config import (
+    CustomConfig,
     DatastoreConfig,
     DrafterConfig,
     EagleConfig,
@@ -14,6 +15,7 @@ from workers.draft.config import (
     SuffixConfig,
 )
 from workers.draft.drafter import Drafter
+from workers.draft.drafters import custom
 from workers.draft.drafters.lookup import LookupDrafter
 from workers.draft.drafters.suffix import SuffixDrafter
 from workers.draft.history import History
@@ -37,6 +39,8 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             made = _model_drafter(config, target)
         case EagleConfig():
             made = _eagle_drafter(config, target)
+        case CustomConfig():
+            made = custom.make(config, target)
     made.warm_up()
     return made
 

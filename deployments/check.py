@@ -25,8 +25,9 @@ from deployments.config import (
     AppConfig,
     CoordinatorThresholds,
     DraftAppConfig,
+    EarlyExitArgs,
     FrontConfig,
-    LookupArgs,
+    GrowingArgs,
     Strict,
     TargetAppConfig,
     WorkerThresholds,
@@ -212,7 +213,7 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
     references |= {
         f"{place}.drafts.{index}.model": draft.model
         for index, draft in enumerate(config.drafts)
-        if not isinstance(draft, LookupArgs)
+        if isinstance(draft, GrowingArgs | EarlyExitArgs) and draft.model is not None
     }
     for where, reference in references.items():
         try:

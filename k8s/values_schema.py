@@ -16,6 +16,10 @@ from ray.serve.schema import HTTPOptionsSchema
 from deployments.config import (
     CoordinatorThresholds,
     EagleArgs,
+    EarlyExitArgs,
+    JacobiArgs,
+    LayerSkipArgs,
+    LookaheadArgs,
     LookupArgs,
     ModelArgs,
     TargetArgs,
@@ -40,6 +44,10 @@ DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "lookup": LookupArgs,
     "model": ModelArgs,
     "eagle": EagleArgs,
+    "layer_skip": LayerSkipArgs,
+    "early_exit": EarlyExitArgs,
+    "jacobi": JacobiArgs,
+    "lookahead": LookaheadArgs,
 }
 
 

@@ -86,6 +86,7 @@ class TargetSession:
         self._text: list[str] = []
         self._rows: SequenceRows
         self._tree = TokenTree()
+        self._verified: m.Verified | None = None
         self._go_on()
 
     @property
@@ -126,7 +127,7 @@ class TargetSession:
         if self.beside is None:
             return None
         features = partial(self._features, end=self.kv.length)
-        return self.beside.news(self.tokens, features, price, pace, affordable)
+        return self.beside.news(self.tokens, features, price, pace, affordable, self._verified)
 
     def candidates(self) -> TokenTree:
         """What is proposed now and may be verified, in one tree."""
@@ -178,6 +179,7 @@ class TargetSession:
     def _verify(self, logits: torch.Tensor) -> m.Committed:
         base_len = len(self.tokens)
         logprobs: list[m.TokenLogprobs] = []
+        choices: dict[int, int | None] = {}
 
         def target_token(node: int) -> int:
             row = logits[0] if node == ANCHOR else logits[node + 1]
@@ -185,6 +187,7 @@ class TargetSession:
             token = sampling.draw(processed, self.request.sampling, len(self.tokens))
             if self.request.logprobs is not None:
                 logprobs.append(_token_logprobs(row, token, self.request.logprobs))
+            choices[node] = token
             return token
 
         verdict = verification.walk(self._tree, target_token, self._commit)
@@ -192,6 +195,8 @@ class TargetSession:
             # The last committed token is the next anchor: it has no row yet.
             known = verdict.accepted[: len(verdict.tokens) - 1]
             self.kv.keep([0, *(node + 1 for node in known)])
+        if self.beside is not None and self.beside.reads_choices:
+            self._verified = self._all_choices(logits, base_len, choices)
         if self.finished is not None:
             self._text.append(self._stops.flush())
         text = "".join(self._text)
@@ -213,6 +218,25 @@ class TargetSession:
             if self._sends_features
             else None,
         )
+
+    def _all_choices(
+        self, logits: torch.Tensor, base_len: int, visited: dict[int, int | None]
+    ) -> m.Verified:
+        """The target's tokens behind `visited` nodes, and what it would take behind the others.
+
+        Processors with a memory are as they stand now: the latter are guesses only.
+        """
+        choices = dict(visited)
+        for node, depth in enumerate(self._tree.depths()):
+            if node not in choices:
+                row = self._processors.apply(logits[node + 1])
+                try:
+                    choices[node] = sampling.draw(row, self.request.sampling, base_len + depth)
+                except ValueError:
+                    # Nobody has taken this path: the answer goes on.
+                    choices[node] = None
+        nodes = range(ANCHOR, len(self._tree))
+        return m.Verified(base_len, self._tree, tuple(choices[node] for node in nodes))
 
     def wanted_features(self) -> list[m.Features]:
         """The features that were asked for and are there; those to come are sent with what is committed."""

@@ -1,6 +1,5 @@
 """The first layers of the target as its draft, with its own head or an adapter; and no token changed."""
 
-import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import Harness, harness
-from tests.oracles import assert_company_changes_nothing
 from workers.checkpoint import CheckpointError
 from workers.draft import exits
 from workers.draft.config import EarlyExitConfig
@@ -47,22 +45,6 @@ def drafter_of(h: Harness) -> ModelDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("adapter", [False, True], ids=["head", "adapter"])
-async def test_k1_k6_company_changes_nothing(adapter: bool, dtype: str, tmp_path: Path) -> None:
-    options = {"model": str(own_last_layer(tmp_path / "exit")), "layers": None} if adapter else {}
-    beside = [config(**options)]
-    async with harness(tiny.even_llama(), {}, beside=beside, dtype=dtype) as h:
-        together = await assert_company_changes_nothing(h, PROMPTS * 3, SAMPLING)
-        assert h.target._counters.shared_steps > 0
-        assert h.target._prefix_cache is not None
-        assert h.target._prefix_cache.hits
-        rounds = sum(answer.stats.rounds for answer in together)
-        assert sum(answer.stats.committed_tokens for answer in together) > 1.2 * rounds
-        await h.idle()
-        assert drafter_of(h)._pool.free_slots == drafter_of(h)._pool.num_slots
-
-
 @pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])
 @pytest.mark.parametrize("dtype", DTYPES)
 async def test_k2_an_adapter_that_is_what_is_left_out_is_always_right(
@@ -87,28 +69,6 @@ async def test_k2_an_adapter_that_is_what_is_left_out_is_always_right(
             on.same_as(off)
             assert all(rate == 1.0 for rate in on.stats.acceptance_by_depth)
             assert on.stats.accepted_tokens > 35
-        await h.idle()
-
-
-async def test_preempted_answers_are_the_same() -> None:
-    async with harness(
-        tiny.even_llama(),
-        {},
-        beside=[config()],
-        dtype="bfloat16",
-        num_gpu_blocks_override=32,
-        max_num_seqs=8,
-    ) as h:
-        requests = [
-            h.request(PROMPTS[seed % 3], seed=seed, max_tokens=100, **SAMPLING[seed % 3])
-            for seed in range(12)
-        ]
-        alone = [await h.generate(request, speculate=False) for request in requests]
-        together = await asyncio.gather(*(h.generate(request) for request in requests))
-        assert h.target._counters.preemptions > 0
-        for answer, expected in zip(together, alone, strict=True):
-            answer.same_as(expected)
-        assert sum(answer.stats.accepted_tokens for answer in together) > 50
         await h.idle()
 
 

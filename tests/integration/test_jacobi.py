@@ -1,12 +1,10 @@
 """Parallel decoding: guesses that the target's own passes refine, until they are what it takes."""
 
-import asyncio
-
 import pytest
 
 from tests import tiny
 from tests.harness import harness
-from tests.oracles import assert_company_changes_nothing, assert_wanders
+from tests.oracles import assert_wanders
 from workers.draft.config import JacobiConfig
 from workers.draft.drafter import Ask
 from workers.draft.drafters.jacobi import JacobiDrafter
@@ -56,18 +54,6 @@ def test_rows_that_were_not_verified_leave_their_guesses() -> None:
     drafter.close(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-async def test_k1_k6_company_changes_nothing(dtype: str) -> None:
-    async with harness(tiny.flat_llama(), {}, beside=BESIDE, dtype=dtype) as h:
-        together = await assert_company_changes_nothing(h, PROMPTS * 3, SAMPLING)
-        assert h.target._counters.shared_steps > 0
-        assert h.target._prefix_cache is not None
-        assert h.target._prefix_cache.hits
-        accepted = sum(answer.stats.accepted_tokens for answer in together)
-        assert accepted > 50
-        await h.idle()
-
-
 @pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])
 @pytest.mark.parametrize("dtype", DTYPES)
 async def test_at_temperature_1_the_noise_makes_guesses_converge(dtype: str, tree: bool) -> None:
@@ -91,25 +77,3 @@ async def test_a_penalised_answer_is_the_same() -> None:
         on = await h.generate(request)
         on.same_as(off)
         assert on.stats.accepted_tokens > 10
-
-
-async def test_preempted_answers_are_the_same() -> None:
-    async with harness(
-        tiny.flat_llama(),
-        {},
-        beside=BESIDE,
-        dtype="bfloat16",
-        num_gpu_blocks_override=32,
-        max_num_seqs=8,
-    ) as h:
-        requests = [
-            h.request(PROMPTS[seed % 3], seed=seed, max_tokens=100, **SAMPLING[seed % 3])
-            for seed in range(12)
-        ]
-        alone = [await h.generate(request, speculate=False) for request in requests]
-        together = await asyncio.gather(*(h.generate(request) for request in requests))
-        assert h.target._counters.preemptions > 0
-        for answer, expected in zip(together, alone, strict=True):
-            answer.same_as(expected)
-        assert sum(answer.stats.accepted_tokens for answer in together) > 50
-        await h.idle()

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import harness
-from tests.oracles import assert_company_changes_nothing
 from workers.draft import skips
 from workers.draft.config import LayerSkipConfig
 from workers.draft.drafter import Ask
@@ -46,43 +45,6 @@ async def test_k2_with_nothing_skipped_everything_is_accepted(dtype: str, tree: 
             assert all(rate == 1.0 for rate in on.stats.acceptance_by_depth)
             assert on.stats.accepted_tokens > 35
             assert tree or on.stats.accepted_tokens == on.stats.draft_tokens
-        await h.idle()
-
-
-@pytest.mark.parametrize("online", [False, True], ids=["offline", "online"])
-@pytest.mark.parametrize("dtype", DTYPES)
-async def test_k1_k6_company_changes_nothing(dtype: str, online: bool) -> None:
-    beside = [config(online=online)]
-    async with harness(tiny.even_llama(), {}, beside=beside, dtype=dtype) as h:
-        together = await assert_company_changes_nothing(h, PROMPTS * 3, SAMPLING)
-        assert h.target._counters.shared_steps > 0
-        assert h.target._prefix_cache is not None
-        assert h.target._prefix_cache.hits
-        rounds = sum(answer.stats.rounds for answer in together)
-        assert sum(answer.stats.committed_tokens for answer in together) > 1.2 * rounds
-        await h.idle()
-        await nothing_held(drafter_of(h))
-
-
-async def test_preempted_answers_are_the_same() -> None:
-    async with harness(
-        tiny.even_llama(),
-        {},
-        beside=[config()],
-        dtype="bfloat16",
-        num_gpu_blocks_override=32,
-        max_num_seqs=8,
-    ) as h:
-        requests = [
-            h.request(PROMPTS[seed % 3], seed=seed, max_tokens=100, **SAMPLING[seed % 3])
-            for seed in range(12)
-        ]
-        alone = [await h.generate(request, speculate=False) for request in requests]
-        together = await asyncio.gather(*(h.generate(request) for request in requests))
-        assert h.target._counters.preemptions > 0
-        for answer, expected in zip(together, alone, strict=True):
-            answer.same_as(expected)
-        assert sum(answer.stats.accepted_tokens for answer in together) > 50
         await h.idle()
 
 

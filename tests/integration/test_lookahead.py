@@ -1,12 +1,6 @@
 """Lookahead decoding: a window and its n-grams, in the pass that verifies; and no token changed."""
 
-import asyncio
-
-import pytest
-
 from tests import tiny
-from tests.harness import harness
-from tests.oracles import assert_company_changes_nothing
 from workers.draft.config import LookaheadConfig
 from workers.draft.drafter import Ask
 from workers.draft.drafters.lookahead import LookaheadDrafter
@@ -83,61 +77,3 @@ def test_of_one_token_the_latest_ngrams_are_kept() -> None:
         drafter.verified(1, Verified(length, TokenTree(), (follows,)))
         drafter.observe(1, [follows, 5], [])
     assert drafter._windows[1].known() == [(2,), (3,)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-async def test_k1_k6_company_changes_nothing(dtype: str) -> None:
-    async with harness(tiny.flat_llama(), {}, beside=BESIDE, dtype=dtype) as h:
-        together = await assert_company_changes_nothing(h, PROMPTS * 3, SAMPLING)
-        assert h.target._counters.shared_steps > 0
-        assert h.target._prefix_cache is not None
-        assert h.target._prefix_cache.hits
-        assert sum(answer.stats.accepted_tokens for answer in together) > 20
-        await h.idle()
-
-
-@pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("dtype", DTYPES)
-async def test_k1_ngrams_of_the_window_are_accepted(
-    dtype: str, temperature: float, tree: bool
-) -> None:
-    async with harness(tiny.flat_llama(), {}, beside=BESIDE, dtype=dtype) as h:
-        request = h.request(
-            PROMPTS[1],
-            max_tokens=160,
-            seed=2,
-            temperature=temperature,
-            tree=tree,
-            logprobs=1,
-            max_draft_tokens=16,
-            ignore_eos=True,
-        )
-        off = await h.generate(request, speculate=False)
-        on = await h.generate(request)
-        on.same_as(off)
-        # A chain has no room for columns: its n-grams are pairs, verified in turn with those that make them.
-        assert on.stats.accepted_tokens > (10 if tree else 0)
-        await h.idle()
-
-
-async def test_preempted_answers_are_the_same() -> None:
-    async with harness(
-        tiny.flat_llama(),
-        {},
-        beside=BESIDE,
-        dtype="bfloat16",
-        num_gpu_blocks_override=32,
-        max_num_seqs=8,
-    ) as h:
-        requests = [
-            h.request(PROMPTS[seed % 3], seed=seed, max_tokens=100, **SAMPLING[seed % 3])
-            for seed in range(12)
-        ]
-        alone = [await h.generate(request, speculate=False) for request in requests]
-        together = await asyncio.gather(*(h.generate(request) for request in requests))
-        assert h.target._counters.preemptions > 0
-        for answer, expected in zip(together, alone, strict=True):
-            answer.same_as(expected)
-        assert sum(answer.stats.accepted_tokens for answer in together) > 20
-        await h.idle()

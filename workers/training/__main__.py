@@ -46,6 +46,8 @@ from workers.training.samples import Sample, Teacher
 from workers.training.skip_search import search
 from workers.training.trainer import Learner, Plan, Trainer
 
+logger = logging.getLogger(__name__)
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code."""
@@ -216,6 +218,8 @@ def _skip_search(options: argparse.Namespace) -> None:
     skips.save(options.out, skip, {"target": options.target, "way": way})
     best = next(entry for entry in way if entry["skip"] == skip)
     print(json.dumps(best))
+    if best["gain"] <= 1:
+        logger.warning("no set is expected to draft faster than plain decoding")
 
 
 def _distill(

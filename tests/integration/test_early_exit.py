@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
-from tests.harness import Harness, harness
+from tests.harness import harness
 from workers.checkpoint import CheckpointError
 from workers.draft import exits
 from workers.draft.config import EarlyExitConfig
 from workers.draft.drafters import make
-from workers.draft.drafters.model import ModelDrafter
 from workers.engine.loading import load_model
 
 tokenizer = tiny.byte_level_tokenizer()
@@ -37,12 +36,6 @@ def own_last_layer(path: Path) -> Path:
     module = AutoModelForCausalLM.from_pretrained(tiny.even_llama(), dtype=torch.float32)
     exits.save(path, 5, str(tiny.even_llama()), module.model.layers[-1], module.model.norm)
     return path
-
-
-def drafter_of(h: Harness) -> ModelDrafter:
-    drafter = h.target._beside._loops["exit"].drafter
-    assert isinstance(drafter, ModelDrafter)
-    return drafter
 
 
 @pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])

@@ -4,6 +4,7 @@ The draft's cache is its own: a layer behind one that was left out sees other st
 its keys and values are of no use there. Whole layers are left out, attention and MLP together.
 """
 
+import logging
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from workers.engine.model import Model
 from workers.engine.rows import RowBatch, SequenceRows
 from workers.request import SamplingParams
 from workers.sampling import rank_children
+
+logger = logging.getLogger(__name__)
 
 WINDOW: Final = 64
 """Last tokens of an answer on which sets are compared."""
@@ -63,11 +66,6 @@ class LayerSkipDrafter(ModelDrafter):
         super().__init__(DraftModel(part, vocabulary_fingerprint), num_slots, width, steps, floor)
         self._search = SkipSearch(host, skip, part) if online else None
         self._part = part
-
-    @property
-    def skip(self) -> tuple[int, ...] | None:
-        """The set that online search has come to; None without it."""
-        return None if self._search is None else self._search.skip
 
     def make_session(self, sampling: SamplingParams) -> LayerSkipSession:
         """See TreeDrafter."""
@@ -136,6 +134,8 @@ class SkipSearch:
             return
         right = self._right(self.part, tokens, scored, session, pool)
         rivals = self._right(self._rival, tokens, scored, session, pool)
+        if not (right and rivals):
+            return
         self._lead += sum(rivals) - sum(right)
         self._differ += sum(a != b for a, b in zip(right, rivals, strict=True))
         self._scored += scored
@@ -143,6 +143,7 @@ class SkipSearch:
         decided = self._differ >= _LEAST_DIFFERING and self._lead**2 > 4 * self._differ
         if decided and self._lead > 0:
             self.skip, self.part = self._rival_skip, self._rival
+            logger.info("answers that begin now are drafted without layers %s", self.skip)
         if decided or self._scored >= _MOST_SCORED:
             self._challenge()
 

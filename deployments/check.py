@@ -26,6 +26,7 @@ from deployments.config import (
     CoordinatorThresholds,
     DatastoreArgs,
     DraftAppConfig,
+    EarlyExitArgs,
     FrontConfig,
     GrowingArgs,
     Strict,
@@ -214,7 +215,7 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
     references |= {
         f"{place}.drafts.{index}.model": draft.model
         for index, draft in enumerate(config.drafts)
-        if isinstance(draft, GrowingArgs)
+        if isinstance(draft, GrowingArgs | EarlyExitArgs) and draft.model is not None
     }
     for where, reference in references.items():
         try:

@@ -103,18 +103,23 @@ class DatastoreArgs(LearningArgs):
     folder: str = Field(min_length=1, description="of the datastore, on every draft worker")
 
 
-class GrowingArgs(Named):
-    """What drafters with a model have: how their trees grow."""
+class TreeArgs(Named):
+    """How the trees of a drafter that runs layers grow."""
+
+    width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
+    steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
+    floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
+    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
+
+
+class GrowingArgs(TreeArgs):
+    """What drafters with a model of their own have."""
 
     model: str = Field(
         min_length=1, description="a model reference, or a folder of trained weights"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
-    steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
-    floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
-    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
     num_threads: int = Field(
         0, ge=0, description="as the target's, whose threads it shares where it is beside it"
     )
@@ -158,8 +163,84 @@ class CustomArgs(Named):
     )
 
 
+class LayerSkipArgs(TreeArgs):
+    """The target itself without some of its layers: Self-Speculative Decoding, and SWIFT with `online`."""
+
+    kind: Literal["layer_skip"]
+    placement: Literal["target"] = Field(
+        "target", description="beside the target, whose layers it runs"
+    )
+    skip: tuple[Annotated[int, Field(ge=0)], ...] | str | None = Field(
+        None,
+        description="the layers to leave out, from 0, or a file of `python -m workers.training skip_search`; "
+        "left out: every second inner layer",
+    )
+    online: bool = Field(
+        False, description="try other layers on answers that end, and take what guesses better"
+    )
+
+
+class EarlyExitArgs(TreeArgs):
+    """The first layers of the target, and its head or a trained adapter behind them (Kangaroo)."""
+
+    kind: Literal["early_exit"]
+    placement: Literal["target"] = Field(
+        "target", description="beside the target, whose layers it runs"
+    )
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of an adapter that `python -m workers.training early_exit` has trained",
+    )
+    layers: int | None = Field(
+        None, ge=1, description="how many layers run where there is no adapter, which knows itself"
+    )
+
+    @model_validator(mode="after")
+    def _exits_somewhere(self) -> Self:
+        if (self.model is None) == (self.layers is None):
+            raise ValueError(
+                f"drafts: {self.name} needs either model, a trained adapter, or layers, behind which the "
+                "target's own norm and head stand"
+            )
+        return self
+
+
+class JacobiArgs(Named):
+    """Parallel decoding: the passes of the target itself refine a block of guesses."""
+
+    kind: Literal["jacobi"]
+    placement: Literal["target"] = Field(
+        "target", description="beside the target, whose rows it reads"
+    )
+    block: int = Field(8, ge=1, le=64, description="guesses of an answer that are kept ahead")
+
+
+class LookaheadArgs(Named):
+    """Lookahead decoding: n-grams that the target's own passes make beside the answer, and verify."""
+
+    kind: Literal["lookahead"]
+    placement: Literal["target"] = Field(
+        "target", description="beside the target, whose rows it reads"
+    )
+    window: int = Field(4, ge=1, le=32, description="columns of the window")
+    ngram: int = Field(
+        3, ge=2, le=8, description="tokens of an n-gram; the window has one level less"
+    )
+    guesses: int = Field(4, ge=1, le=32, description="n-grams that are verified at once")
+
+
 DrafterArgs = Annotated[
-    LookupArgs | SuffixArgs | DatastoreArgs | ModelArgs | EagleArgs | CustomArgs,
+    LookupArgs
+    | SuffixArgs
+    | DatastoreArgs
+    | ModelArgs
+    | EagleArgs
+    | LayerSkipArgs
+    | EarlyExitArgs
+    | JacobiArgs
+    | LookaheadArgs
+    | CustomArgs,
     Field(discriminator="kind"),
 ]
 
@@ -210,6 +291,17 @@ class AppConfig(Application):
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         _check_names([draft.name for draft in self.drafts])
+        return self
+
+    @model_validator(mode="after")
+    def _layers_are_whole(self) -> Self:
+        ranks = self.target.tensor_parallel_size
+        for draft in self.drafts:
+            if isinstance(draft, LayerSkipArgs | EarlyExitArgs) and ranks > 1:
+                raise ValueError(
+                    f"drafts: {draft.name} drafts with the target's own layers, which a tensor_parallel_size "
+                    f"of {ranks} splits: leave it out, or take a drafter with a model of its own"
+                )
         return self
 
 

@@ -18,6 +18,10 @@ from deployments.config import (
     CustomArgs,
     DatastoreArgs,
     EagleArgs,
+    EarlyExitArgs,
+    JacobiArgs,
+    LayerSkipArgs,
+    LookaheadArgs,
     LookupArgs,
     ModelArgs,
     SuffixArgs,
@@ -46,6 +50,10 @@ DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "model": ModelArgs,
     "eagle": EagleArgs,
     "custom": CustomArgs,
+    "layer_skip": LayerSkipArgs,
+    "early_exit": EarlyExitArgs,
+    "jacobi": JacobiArgs,
+    "lookahead": LookaheadArgs,
 }
 
 

@@ -349,7 +349,7 @@ async def harness(
     drafter: Drafter | Mapping[str, Drafter] | EagleConfig,
     patient: bool = True,
     slow: float = 0.002,
-    beside: Mapping[str, Drafter] | None = None,
+    beside: Mapping[str, Drafter] | Sequence[DrafterConfig] = (),
     others: Sequence[Path] = (),
     target_faults: Faults | None = None,
     draft_faults: Faults | None = None,
@@ -359,10 +359,16 @@ async def harness(
 ) -> AsyncIterator[Harness]:
     """A target with the model in `folder`, and a draft worker with drafters by name; one alone is "test".
 
-    Those of `beside` are in the target's process. A step takes `slow` seconds longer than the model's. There
-    is one more target for each folder of `others`, and links with faults to the workers if some are given.
+    Those of `beside` are in the target's process, given or made there. A step takes `slow` seconds longer
+    than the model's. There is one more target for each folder of `others`, and links with faults to the
+    workers if some are given.
     """
-    beside = beside or {}
+    beside_made = beside if isinstance(beside, Mapping) else None
+    beside_configs = (
+        tuple(LookupConfig(name) for name in beside)
+        if isinstance(beside, Mapping)
+        else tuple(beside)
+    )
     made: Mapping[str, Drafter] | None
     configs: tuple[DrafterConfig, ...]
     if isinstance(drafter, EagleConfig):
@@ -384,7 +390,7 @@ async def harness(
         "num_gpu_blocks_override": 0,
         "num_threads": 1,
         "features": None,
-        "drafters": tuple(LookupConfig(name) for name in beside),
+        "drafters": beside_configs,
     }
     target_workers = []
     async with contextlib.AsyncExitStack() as stack:
@@ -394,7 +400,7 @@ async def harness(
                 if ranks_meet_in is None:
                     ranks_meet_in = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 stack.enter_context(followers(config, ranks_meet_in))
-            target_workers.append(TargetWorker(config, beside, ranks_meet_in, security))
+            target_workers.append(TargetWorker(config, beside_made, ranks_meet_in, security))
         draft_worker = DraftWorker(DraftConfig(configs, str(folder)), made, security)
         for worker in (*target_workers, draft_worker):
             await worker.start()
@@ -419,4 +425,5 @@ async def harness(
         stack.push_async_callback(targets.close)
         stack.push_async_callback(drafts.close)
         named = made or {config.name: None for config in configs}
-        yield Harness(targets, drafts, {**named, **beside}, links)
+        named_beside = beside_made or {config.name: None for config in beside_configs}
+        yield Harness(targets, drafts, {**named, **named_beside}, links)

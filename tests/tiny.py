@@ -213,3 +213,43 @@ def datastore(folder: Path, texts: Sequence[Sequence[int]], dtype: str = ">u2") 
     fingerprint = vocabulary_fingerprint(byte_level_tokenizer().backend_tokenizer)
     files.Description(fingerprint, len(tokens), len(texts)).write(folder)
     return Datastore(folder, fingerprint)
+
+
+EVEN_WEIGHTY = 2
+"""The layer of `even_llama()` without which it says something else."""
+
+
+@cache
+def even_llama() -> Path:
+    """A random Llama of six layers that add little, but for one: most can be left out."""
+    folder = cache_dir("tests") / "even-llama-v1"
+    if (folder / "config.json").exists():
+        return folder
+    model = AutoModelForCausalLM.from_pretrained(llama(), dtype=torch.float32)
+    config = model.config
+    config.num_hidden_layers = 6
+    even = AutoModelForCausalLM.from_config(config)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in even.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0, 0.25)
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.mul_(1.0 if f".{EVEN_WEIGHTY}." in name else 0.15)
+        even.lm_head.weight[config.eos_token_id] = 0
+    even.save_pretrained(folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@cache
+def flat_llama() -> Path:
+    """`llama()` with laws so flat that at temperature 1 the noise decides most tokens."""
+    folder = cache_dir("tests") / "flat-llama-v1"
+    if not (folder / "config.json").exists():
+        model = AutoModelForCausalLM.from_pretrained(llama(), dtype=torch.float32)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(0.1)
+        model.save_pretrained(folder)
+        byte_level_tokenizer().save_pretrained(folder)
+    return folder

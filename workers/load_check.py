@@ -182,7 +182,8 @@ class _Run:
             if isinstance(message, m.Proposal):
                 session.proposals.put(message.drafter, message.base_len, message.tree)
 
-        return BesideSession(group.open(opened, drafted), request.drafters, 0, PROMPT)
+        drafting = group.open(opened, drafted)
+        return BesideSession(drafting, request.drafters, 0, False, PROMPT)
 
     def _deliver(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         for session, message in results:

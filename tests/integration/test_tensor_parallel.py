@@ -18,7 +18,8 @@ from transformers import AutoConfig
 from tests import tiny
 from tests.harness import Harness, ReplayDrafter, harness
 from workers import checkpoint
-from workers.draft.config import EagleConfig
+from workers.draft.config import EagleConfig, JacobiConfig, LayerSkipConfig, LookaheadConfig
+from workers.draft.group import DrafterGroup
 from workers.engine.support import UnsupportedModel
 from workers.engine.tensor_parallel import check_divides
 from workers.target import ranks as ranks_module
@@ -89,6 +90,21 @@ async def test_features_are_whole_on_the_first_rank() -> None:
         on.same_as(off)
         assert on.stats.accepted_tokens > 20
         await h.idle()
+
+
+async def test_drafters_that_read_rows_do_not_mind_ranks() -> None:
+    """The first rank has whole logits; those that run layers need them whole, and say so."""
+    beside = [JacobiConfig("jacobi", 8), LookaheadConfig("lookahead", 4, 3, 4)]
+    async with harness(tiny.flat_llama(), {}, beside=beside, tensor_parallel_size=2) as h:
+        request = h.request(PROMPTS[1], max_tokens=64, temperature=1.0, ignore_eos=True)
+        off = await h.generate(request, speculate=False)
+        on = await h.generate(request)
+        on.same_as(off)
+        assert on.stats.accepted_tokens > 20
+        await h.idle()
+        skipping = LayerSkipConfig("skip", (1,), False, 4, 4, 0.0, 4096)
+        with pytest.raises(ValueError, match="tensor_parallel_size: 1"):
+            DrafterGroup((skipping,), str(tiny.flat_llama()), lambda send: send(), host=None)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
-from workers.draft import eagle, models
+from workers.draft import eagle, exits, models, skips
+from workers.engine.loading import load_model
 from workers.training.__main__ import main
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
 from workers.training.samples import Sample, Teacher
+from workers.training.skip_search import expected_gain
 
 LAWS = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
 
@@ -269,3 +271,50 @@ def test_the_draft_vocabulary_is_what_answers_hold_most(corpus: Path) -> None:
     chosen = draft_vocabulary(counts, 50)
     assert sorted(chosen) == list(chosen)
     assert counts[chosen].min() >= np.delete(counts, chosen).max()
+
+
+def test_an_adapter_learns_and_loads(corpus: Path, tmp_path: Path) -> None:
+    """Behind the first layers: from its own last layer on, and nothing else of the target changes."""
+    out = tmp_path / "exit"
+    assert train("early_exit", corpus, out, exit=1, vocabulary=264, tokens=6000) == 0
+    assert rates(out)[-1] > rates(out)[0] + 0.03
+    curve = json.loads((out / "curve.json").read_text())
+    assert curve[-1]["overlap"] > curve[0]["overlap"] + 0.03
+    host = load_model(tiny.llama(), "float32")
+    adapter = exits.load(out, tiny.llama(), host)
+    assert adapter.layers == 1
+    assert host.part(range(1), adapter.ending).num_layers == 2
+
+
+def test_an_exit_that_is_none_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("early_exit", corpus, tmp_path / "e", exit=3) == 1
+    assert "give 1 to 2" in capsys.readouterr().err
+
+
+def test_the_search_skips_what_matters_least(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of six layers three add little: they are found, and none of the others is worth leaving out."""
+    target = str(tiny.even_llama())
+    out, text = tmp_path / "skip.json", tmp_path / "text.npz"
+    common = [f"--target={target}", "--dtype=float32", "--device=cpu"]
+    assert main(["data", *common, f"--out={text}", "--answers=6", "--max-tokens=24"]) == 0
+    capsys.readouterr()
+    options = [f"--corpus={text}", f"--out={out}", "--texts=6", "--most=4"]
+    assert main(["skip_search", *common, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["matched"] > 0.3
+    way = json.loads(out.read_text())["way"]
+    assert [len(entry["skip"]) for entry in way] == [1, 2, 3, 4]
+    assert set(way[2]["skip"]) == {3, 4, 5}
+    assert way[0]["matched"] >= way[1]["matched"] >= way[2]["matched"] > 0.3 > way[3]["matched"]
+    assert tiny.EVEN_WEIGHTY not in skips.load(str(out))
+    assert main(["skip_search", *common, *options[:3], "--most=6"]) == 1
+    assert "has 6 layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rate", "cost"), [(0.4, 0.2), (0.6, 0.05), (0.8, 0.1), (0.9, 0.2)])
+def test_the_expected_gain_is_leviathans(rate: float, cost: float) -> None:
+    formula = [(1 - rate ** (k + 1)) / (1 - rate) / (1 + k * cost) for k in range(1, 13)]
+    assert expected_gain(rate, cost) == pytest.approx(max(formula))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from deployments import check
+from deployments.app import drafter_configs, target_options
 from deployments.config import AppConfig
 from tests import tiny
 from workers import checkpoint
@@ -76,6 +77,36 @@ def test_the_shipped_file_is_right() -> None:
             "drafts.0.model: model 'no-such' was not found",
         ),
         (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "layer_skip", "placement": "draft"}],
+            "placement: Input should be 'target', not 'draft'",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "layer_skip", "skip": [-1]}],
+            "greater than or equal to 0",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "early_exit"}],
+            "a needs either model, a trained adapter, or layers",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "early_exit", "model": "no-such"}],
+            "drafts.0.model: model 'no-such' was not found",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "jacobi", "blok": 4}],
+            "did you mean 'block'",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "lookahead", "ngram": 1}],
+            "ngram",
+        ),
+        (
             "applications.0.args.drafts.0.model",
             "package://workers/weights/nope",
             "the package holds smollm2-135m-draft, smollm2-135m-eagle3 there",
@@ -118,6 +149,32 @@ def test_what_is_wrong_is_named(path: str, value: Any, complaint: str) -> None:
     problems = check.check(changed(path, value))
     assert problems
     assert any(complaint in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("draft", "splits"),
+    [
+        ({"kind": "layer_skip"}, False),
+        ({"kind": "early_exit", "layers": 3}, False),
+        ({"kind": "jacobi"}, True),
+        ({"kind": "lookahead"}, True),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_drafters_of_the_targets_layers_need_them_whole(
+    draft: dict[str, Any], splits: bool
+) -> None:
+    args = copy.deepcopy(GOOD["applications"][0]["args"])
+    args["drafts"] = [{"name": "own", **draft}]
+    made = target_options(AppConfig.model_validate(args))["drafters"]
+    (config,) = drafter_configs(made)
+    assert config.kind == draft["kind"]
+    args["target"]["tensor_parallel_size"] = 2
+    if splits:
+        AppConfig.model_validate(args)
+        return
+    with pytest.raises(ValueError, match="a tensor_parallel_size of 2 splits"):
+        AppConfig.model_validate(args)
 
 
 def test_command_line_says_why_and_exits_with_1(

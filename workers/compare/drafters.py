@@ -16,21 +16,18 @@ import yaml
 from workers.draft.config import CustomConfig, DrafterConfig
 
 _COUNTING: Final[Mapping[str, Any]] = {"learn": False, "history_tokens": 131_072}
-_GROWING: Final = {
-    "dtype": "auto",
-    "device": "cpu",
-    "width": 4,
-    "steps": 4,
-    "floor": 0.05,
-    "num_slots": 65536,
-    "num_threads": 0,
-}
+_TREE: Final = {"width": 4, "steps": 4, "floor": 0.05, "num_slots": 65536}
+_GROWING: Final = {**_TREE, "dtype": "auto", "device": "cpu", "num_threads": 0}
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "lookup": {},
     "suffix": _COUNTING,
     "datastore": _COUNTING,
     "model": {**_GROWING, "shared_vocabulary": False},
     "eagle": {**_GROWING, "window": 512},
+    "layer_skip": {**_TREE, "skip": None, "online": False},
+    "early_exit": {**_TREE, "model": None, "layers": None},
+    "jacobi": {"block": 8},
+    "lookahead": {"window": 4, "ngram": 3, "guesses": 4},
     "custom": {"options": {}},
 }
 """By kind, what is taken where nothing is said: the same as in a server's config."""

@@ -184,7 +184,9 @@ class Bench:
         self._scheduler = Scheduler(
             self._pool, None, 1, _PREFILL_ROWS, "fcfs", self._policy(), self._counters
         )
-        self._group = DrafterGroup(options.drafters, options.target, lambda send: send(), made)
+        self._group = DrafterGroup(
+            options.drafters, options.target, lambda send: send(), made, self._model
+        )
         self._loop = TargetLoop(
             self._model,
             self._scheduler,
@@ -302,7 +304,8 @@ class Bench:
 
         window = self._group.feature_window(request.drafters)
         drafting = self._group.open(opened, drafted)
-        return BesideSession(drafting, request.drafters, window, request.prompt_len)
+        choices = self._group.reads_choices(request.drafters)
+        return BesideSession(drafting, request.drafters, window, choices, request.prompt_len)
 
     def _deliver(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         now = time.perf_counter()

@@ -97,11 +97,87 @@ class CustomConfig:
     num_threads = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSkipConfig:
+    """The target with some of its layers left out; only beside it.
+
+    `skip` are their numbers, or a file that `skip_search` has written; None leaves out every second inner
+    one. With `online` others are tried while answers end. The rest as in ModelConfig.
+    """
+
+    name: str
+    skip: tuple[int, ...] | str | None
+    online: bool
+    width: int
+    steps: int
+    floor: float
+    num_slots: int
+
+    kind = "layer_skip"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExitConfig:
+    """The first layers of the target, and what comes behind them; only beside it.
+
+    `model` is a folder with an adapter that `early_exit` has trained. Without one the target's own norm and
+    head stand behind its first `layers`. The rest as in ModelConfig.
+    """
+
+    name: str
+    model: str | None
+    layers: int | None
+    width: int
+    steps: int
+    floor: float
+    num_slots: int
+
+    kind = "early_exit"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JacobiConfig:
+    """Parallel decoding: the target's own passes refine `block` guesses; only beside it."""
+
+    name: str
+    block: int
+
+    kind = "jacobi"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadConfig:
+    """A window of Jacobi guesses and a pool of the n-grams that it makes; only beside the target.
+
+    The window has `window` columns of `ngram` - 1 tokens; at most `guesses` n-grams are verified at once.
+    """
+
+    name: str
+    window: int
+    ngram: int
+    guesses: int
+
+    kind = "lookahead"
+    num_threads = 0
+
+
 DrafterConfig = (
-    LookupConfig | SuffixConfig | DatastoreConfig | ModelConfig | EagleConfig | CustomConfig
+    LookupConfig
+    | SuffixConfig
+    | DatastoreConfig
+    | ModelConfig
+    | EagleConfig
+    | LayerSkipConfig
+    | EarlyExitConfig
+    | JacobiConfig
+    | LookaheadConfig
+    | CustomConfig
 )
 
-WeightedConfig = ModelConfig | EagleConfig
+WeightedConfig = ModelConfig | EagleConfig | EarlyExitConfig
 """Drafters whose weights can be reloaded."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from workers import limits
 from workers.checkpoint import FeatureKind
 from workers.request import Mode, SamplingParams
-from workers.rpc.messages import Features
+from workers.rpc.messages import Features, Verified
 from workers.tree import TokenTree
 
 
@@ -41,13 +41,14 @@ class Drafter(ABC):
     Nothing that it returns can make an answer wrong: the target verifies every token.
     `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do;
     `feature_window` is how many positions back it reads features, 0 if it reads none, `feature_kind` which,
-    and `feature_width` how many values of a position.
+    and `feature_width` how many values of a position. One that `reads_choices` works beside the target only.
     """
 
     vocabulary_fingerprint: str = ""
     feature_window: int = 0
     feature_width: int = 0
     feature_kind: FeatureKind | None = None
+    reads_choices: bool = False
 
     def warm_up(self) -> None:
         """Do once what takes long the first time, before there is any session."""
@@ -64,6 +65,10 @@ class Drafter(ABC):
     @abstractmethod
     def observe(self, session: int, tokens: Sequence[int], features: Sequence[Features]) -> None:
         """These tokens were committed; features are of positions before them, where the drafter reads any."""
+
+    def verified(self, session: int, step: Verified) -> None:
+        """What the rows of a step say, for one that `reads_choices`; before `observe` of its tokens."""
+        return
 
     @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree | None]:

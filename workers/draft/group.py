@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workers.draft import drafters
 from workers.draft.config import DrafterConfig, WeightedConfig
@@ -14,6 +14,10 @@ from workers.draft.loop import DraftCounters, DraftLoop
 from workers.draft.session import DraftSession
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, ProtocolError
+
+if TYPE_CHECKING:
+    # A worker whose drafters have no model needs no torch.
+    from workers.engine.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +34,18 @@ class DrafterGroup:
         target: str,
         deliver: Callable[[Callable[[], None]], None],
         made: Mapping[str, Drafter] | None = None,
+        host: "Model | None" = None,
     ) -> None:
-        """Make the drafters for the target of this reference, or take those given by name."""
+        """Make the drafters for the target of this reference, or take those given by name.
+
+        `host` is the target itself where it is in this process, for drafters that use its layers.
+        """
+        self._host = host
         self._deliver_by = deliver
         self._target = target
         self._configs = {c.name: c for c in configs}
         self._loops = {
-            c.name: self._loop(c, made[c.name] if made else drafters.make(c, target))
+            c.name: self._loop(c, made[c.name] if made else drafters.make(c, target, host))
             for c in configs
         }
         self._retired: list[DraftLoop] = []
@@ -108,7 +117,7 @@ class DrafterGroup:
             if config.model == reference:
                 continue
             changed = replace(config, model=reference)
-            made = await asyncio.to_thread(drafters.make, changed, self._target)
+            made = await asyncio.to_thread(drafters.make, changed, self._target, self._host)
             old = self._loops[name]
             if made.feature_kind != old.drafter.feature_kind:
                 raise ValueError(
@@ -142,6 +151,10 @@ class DrafterGroup:
     def feature_window(self, names: Sequence[str]) -> int:
         """How many positions back the widest of these drafters reads features; 0 if none does."""
         return max((self._loops[name].drafter.feature_window for name in names), default=0)
+
+    def reads_choices(self, names: Sequence[str]) -> bool:
+        """Whether one of these drafters wants to know what the rows of each step say."""
+        return any(self._loops[name].drafter.reads_choices for name in names)
 
     def _loop(self, config: DrafterConfig, drafter: Drafter) -> DraftLoop:
         return DraftLoop(config.name, drafter, self._deliver, config.num_threads)

@@ -172,6 +172,8 @@ class DraftLoop:
                 continue
             session.committed(commit)
             with self._failing_alone(session):
+                if commit.verified is not None and self.drafter.reads_choices:
+                    self.drafter.verified(session.number, commit.verified)
                 self.drafter.observe(session.number, commit.tokens, commit.features)
         for session in closed:
             self._drop(session)

@@ -6,7 +6,7 @@ keyword argument through `forward`. There is one backend for CPUs, `native`, and
 operations for every device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -36,6 +36,29 @@ class AttentionStep(Protocol):
 
         Keys and values are put into the cache first. `window` 0 and `softcap` 0 mean none.
         """
+
+
+class PartStep:
+    """Attention of a part of a model: its layers have the planes of their places in the cache."""
+
+    def __init__(self, step: AttentionStep, planes: Mapping[int, int]) -> None:
+        """`planes` of the cache by the numbers that the layers have in the whole."""
+        self._step = step
+        self._planes = planes
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> torch.Tensor:
+        """As AttentionStep.attend."""
+        plane = self._planes[layer]
+        return self._step.attend(plane, query, key, value, scale, window, softcap)
 
 
 class AttentionBackend(KVLayout, Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from workers.checkpoint import FeatureKind
+from workers.engine.attention import PartStep
 
 
 def feature_width(config: Any, kind: FeatureKind) -> int:
@@ -47,6 +48,9 @@ class FeatureTap:
         self._parts.append(output.last_hidden_state[0])
 
     def _take_input(self, module: Any, arguments: Any, keywords: Any) -> None:
+        # A part of the model shares its layers, but its states are not the model's.
+        if isinstance(keywords.get("attention_step"), PartStep):
+            return
         hidden = arguments[0] if arguments else keywords["hidden_states"]
         self._parts.append(hidden[0])
 

@@ -1,7 +1,8 @@
 """A causal language model, run over flat rows."""
 
+import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -9,9 +10,11 @@ import torch
 
 from workers.checkpoint import FeatureKind
 from workers.engine import attention, experts, linear, support
+from workers.engine.attention import PartStep
 from workers.engine.features import FeatureTap
 from workers.engine.kv_cache import KVPool
 from workers.engine.native.decoder import NativeDecoder
+from workers.engine.parts import Ending, part_of
 from workers.engine.rows import RowBatch
 from workers.engine.support import Examined
 from workers.engine.tensor_parallel import is_split
@@ -45,6 +48,9 @@ class Runner(Protocol):
     def run(self, batch: RowBatch, step: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [wanted rows, vocabulary], float32, and the features of all rows, if they are kept."""
 
+    def part(self, layers: Sequence[int], ending: Ending | None) -> "Runner":
+        """See Model.part."""
+
 
 class Model:
     """A model on one device.
@@ -70,6 +76,25 @@ class Model:
     def keep_features(self, kind: FeatureKind) -> None:
         """Keep these features of every row in the caches; before a pool is made."""
         self.kv_shape = replace(self.kv_shape, feature_width=self.runner.keep_features(kind))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that attend."""
+        return self.kv_shape.layers
+
+    def part(self, layers: Sequence[int], ending: Ending | None = None) -> "Model":
+        """Some of the layers, in this order, with the model's embedding, last norm and head.
+
+        No weight is copied. An `ending` adds a layer, and a norm in place of the last one. The part has
+        caches of its own, whose planes are numbered by the places of its layers. Raises ValueError for a
+        model that cannot be taken apart.
+        """
+        part = Model.__new__(Model)
+        part.info, part.device, part.backend = self.info, self.device, self.backend
+        part.runner = self.runner.part(layers, ending)
+        count = len(layers) + (ending is not None)
+        part.kv_shape = replace(self.kv_shape, layers=count, feature_width=0)
+        return part
 
     def pool(self, num_slots: int) -> KVPool:
         """A KV cache of this many slots for this model."""
@@ -107,6 +132,7 @@ class ModuleRunner:
         self._min_rows = linear.PLAIN_MIN_ROWS if plain else linear.PACKED_MIN_ROWS
         support.set_attention(module, attention.IMPLEMENTATION)
         self._tap: FeatureTap | None = None
+        self._planes: dict[int, int] | None = None
 
     @property
     def linears(self) -> list[Any]:
@@ -128,10 +154,19 @@ class ModuleRunner:
             "input_ids": torch.tensor([batch.tokens() + padding], device=self._device),
             "position_ids": torch.tensor([batch.positions() + padding], device=self._device),
             "use_cache": False,
-            "attention_step": step,
+            "attention_step": step if self._planes is None else PartStep(step, self._planes),
         }
         logits = self._logits(arguments, batch.wanted())
         return logits, None if self._tap is None else self._tap.take()
+
+    def part(self, layers: Sequence[int], ending: Ending | None) -> "ModuleRunner":
+        """See Model.part."""
+        part = copy.copy(self)
+        part.module = part_of(self.module, layers, ending)
+        part._tap = None
+        numbers = [*layers] if ending is None else [*layers, ending.layer.self_attn.layer_idx]
+        part._planes = {layer: plane for plane, layer in enumerate(numbers)}
+        return part
 
     def _logits(self, arguments: dict[str, Any], wanted: list[int]) -> torch.Tensor:
         if not wanted:

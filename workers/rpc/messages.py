@@ -204,11 +204,26 @@ class OpenDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What the rows of a step say, those of rejected nodes, too. Stays in the target's process.
+
+    `tree` hung under `base_len` tokens. `choices[0]` is the target's token behind the last of them, and
+    `choices[i + 1]` the one that it would take behind node i, by the noise of its position; None where the
+    row holds no usable numbers.
+    """
+
+    base_len: int
+    tree: TokenTree
+    choices: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Tells the drafters what became part of the answer.
 
     `asked` are those that are to propose, None for all; the others only take note. A node is worth
-    verifying if it is likelier than `price`; a second costs the answer `pace` tokens.
+    verifying if it is likelier than `price`; a second costs the answer `pace` tokens. `verified` is for
+    drafters beside the target that read it.
     """
 
     base_len: int
@@ -217,6 +232,7 @@ class Commit:
     asked: frozenset[str] | None = None
     price: float = 0.0
     pace: float = 0.0
+    verified: Verified | None = None
 
     def asks(self, drafter: str) -> bool:
         """Whether a drafter is to propose."""
@@ -238,6 +254,7 @@ class Commit:
             last.asked,
             last.price,
             last.pace,
+            last.verified,
         )
 
 

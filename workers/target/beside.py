@@ -15,12 +15,18 @@ class BesideSession:
     """The drafters of one answer beside its target; what they hear of `known` tokens of it.
 
     `asked` are the names that may propose, set from the event loop; `told` those that were to propose on the
-    last commit.
+    last commit. With `reads_choices` they want to know what the rows of each step say.
     """
 
     def __init__(
-        self, drafting: GroupSession, drafters: Iterable[str], feature_window: int, known: int
+        self,
+        drafting: GroupSession,
+        drafters: Iterable[str],
+        feature_window: int,
+        reads_choices: bool,
+        known: int,
     ) -> None:
+        self.reads_choices = reads_choices
         self.asked = self.told = frozenset(drafters)
         self._drafting = drafting
         self._window = feature_window
@@ -34,6 +40,7 @@ class BesideSession:
         price: float,
         pace: float,
         affordable: bool,
+        verified: m.Verified | None,
     ) -> News | None:
         """What the drafters are to hear before their turn, if there is anything, of all committed `tokens`.
 
@@ -49,7 +56,8 @@ class BesideSession:
             features = features_from(first - 1 if self._begun else max(0, first - self._window))
         self._begun = True
         self._known = len(tokens)
-        news = m.Commit(first, tuple(tokens[first:]), tuple(features), self.told, price, pace)
+        new = tuple(tokens[first:])
+        news = m.Commit(first, new, tuple(features), self.told, price, pace, verified)
         return self._drafting, news
 
     def close(self) -> None:

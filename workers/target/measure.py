@@ -37,7 +37,7 @@ def measure_step_times(model: Model, pool: KVPool, most_rows: int) -> StepTimes:
             if time.monotonic() - started > _BUDGET_S and (turn or len(times) >= 2 * len(contexts)):
                 break
             for context in contexts:
-                seconds = _time_step(model, pool, rows, context)
+                seconds = time_step(model, pool, rows, context)
                 times[rows, context] = min(seconds, times.get((rows, context), seconds))
     logger.info(
         "steps of %s rows after %d tokens: %s ms",
@@ -48,7 +48,8 @@ def measure_step_times(model: Model, pool: KVPool, most_rows: int) -> StepTimes:
     return StepTimes(times)
 
 
-def _time_step(model: Model, pool: KVPool, rows: int, context: int) -> float:
+def time_step(model: Model, pool: KVPool, rows: int, context: int) -> float:
+    """Seconds of one step of so many rows behind so many tokens, whatever they hold."""
     kv = pool.sequence()
     kv.reserve(context + rows)
     kv.keys.zero_()

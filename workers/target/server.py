@@ -99,7 +99,14 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._counters,
         )
         # Never started: they take turns with the model, on its thread.
-        self._beside = DrafterGroup(config.drafters, config.model, lambda send: send(), made)
+        self._beside = DrafterGroup(
+            config.drafters,
+            config.model,
+            lambda send: send(),
+            made,
+            # Of a split model only a part is here.
+            self._model if self._ranks is None else None,
+        )
         self._loop = TargetLoop(
             self._model,
             self._scheduler,
@@ -263,7 +270,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         )
         window = self._beside.feature_window(request.drafters)
         drafting = self._beside.open(opened, send)
-        return BesideSession(drafting, request.drafters, window, len(request.tokens))
+        reads_choices = self._beside.reads_choices(request.drafters)
+        known = len(request.tokens)
+        return BesideSession(drafting, request.drafters, window, reads_choices, known)
 
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         self._event_loop.call_soon_threadsafe(_deliver, results)

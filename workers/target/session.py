@@ -86,6 +86,7 @@ class TargetSession:
         self._text: list[str] = []
         self._rows: SequenceRows
         self._tree = TokenTree()
+        self._verified: m.Verified | None = None
         self._go_on()
 
     @property
@@ -126,7 +127,7 @@ class TargetSession:
         if self.beside is None:
             return None
         features = partial(self._features, end=self.kv.length)
-        return self.beside.news(self.tokens, features, price, pace, affordable)
+        return self.beside.news(self.tokens, features, price, pace, affordable, self._verified)
 
     def candidates(self) -> TokenTree:
         """What is proposed now and may be verified, in one tree."""
@@ -182,6 +183,8 @@ class TargetSession:
             # The last committed token is the next anchor: it has no row yet.
             known = verdict.accepted[: len(verdict.tokens) - 1]
             self.kv.keep([0, *(node + 1 for node in known)])
+        if self.beside is not None and self.beside.reads_choices:
+            self._verified = self._all_choices(logits, base_len, verdict)
         if self.finished is not None:
             self._text.append(self._stops.flush())
         text = "".join(self._text)
@@ -237,6 +240,27 @@ class TargetSession:
             _token_logprobs(logits[node + 1], token, count)
             for node, token in zip(nodes, verdict.tokens, strict=False)
         ]
+
+    def _all_choices(
+        self, logits: torch.Tensor, base_len: int, verdict: verification.Verdict
+    ) -> m.Verified:
+        """The tokens behind the nodes of a verdict, and what the target would take behind the others.
+
+        Processors with a memory are as they stand now: the latter are guesses only.
+        """
+        choices: dict[int, int | None] = dict(
+            zip((ANCHOR, *verdict.accepted), verdict.tokens, strict=False)
+        )
+        for node, depth in enumerate(self._tree.depths()):
+            if node not in choices:
+                row = self._processors.apply(logits[node + 1])
+                try:
+                    choices[node] = sampling.draw(row, self.request.sampling, base_len + depth)
+                except ValueError:
+                    # Nobody has taken this path: the answer goes on.
+                    choices[node] = None
+        nodes = range(ANCHOR, len(self._tree))
+        return m.Verified(base_len, self._tree, tuple(choices[node] for node in nodes))
 
     def wanted_features(self) -> list[m.Features]:
         """The features that were asked for and are there; those to come are sent with what is committed."""

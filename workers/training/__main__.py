@@ -1,9 +1,11 @@
 """Train drafts for a target, on CPU or GPU, without Ray: see docs/training.md.
 
-python -m workers.training data      the target writes text to train on
-python -m workers.training distill   a draft model learns from it
-python -m workers.training eagle     an EAGLE head learns from it
-python -m workers.training evaluate  how often a trained draft is right
+python -m workers.training data         the target writes text to train on
+python -m workers.training distill      a draft model learns from it
+python -m workers.training eagle        an EAGLE head learns from it
+python -m workers.training early_exit   an adapter behind the target's first layers learns from it
+python -m workers.training skip_search  which layers the target can draft without
+python -m workers.training evaluate     how often a trained draft is right
 """
 
 import argparse
@@ -21,9 +23,10 @@ from transformers import AutoTokenizer
 
 from workers import checkpoint
 from workers.cache import cache_dir
+from workers.draft import skips
 from workers.draft.cut import cut_module, is_cut, load_cut_module, reduce_head
 from workers.draft.eagle import load_head, new_head
-from workers.engine.loading import load_module
+from workers.engine.loading import load_model, load_module
 from workers.training import data
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
 from workers.training.distill import (
@@ -34,12 +37,16 @@ from workers.training.distill import (
     WholeStudent,
 )
 from workers.training.eagle import EagleLearner
+from workers.training.early_exit import ExitStudent
 from workers.training.evaluate import Guesser, evaluate
 from workers.training.features import FeatureStore
 from workers.training.losses import DIVERGENCES
 from workers.training.recipe import file_digest, write_recipe
 from workers.training.samples import Sample, Teacher
+from workers.training.skip_search import search
 from workers.training.trainer import Learner, Plan, Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
             )
         elif options.command == "evaluate":
             _evaluate(options)
+        elif options.command == "skip_search":
+            _skip_search(options)
         else:
             _train(options)
     except (ValueError, OSError) as error:
@@ -128,6 +137,8 @@ def _train(options: argparse.Namespace) -> None:
     learner: Learner
     if options.command == "eagle":
         learner = _eagle(options, material, vocabulary)
+    elif options.command == "early_exit":
+        learner = _early_exit(options, material, vocabulary)
     else:
         learner = _distill(options, material, vocabulary)
     plan = Plan(
@@ -185,6 +196,30 @@ def _eagle(
         options.window,
         DIVERGENCES[options.divergence],
     )
+
+
+def _early_exit(
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
+) -> DistillLearner:
+    module = load_module(material.folder, "float32", options.device)
+    student = ExitStudent(module, options.exit, vocabulary, options.target)
+    divergence = DIVERGENCES[options.divergence]
+    return DistillLearner(student, material.teacher(vocabulary), divergence, 1.0)
+
+
+def _skip_search(options: argparse.Namespace) -> None:
+    corpus = Corpus(options.corpus, options.max_length)
+    texts = [corpus[text] for text in range(min(len(corpus), options.texts))]
+    model = load_model(checkpoint.resolve(options.target), options.dtype, options.device)
+    most = model.num_layers // 2 if options.most is None else options.most
+    if not 0 < most < model.num_layers:
+        raise ValueError(f"--most {most}: the target has {model.num_layers} layers")
+    skip, way = search(model, texts, most)
+    skips.save(options.out, skip, {"target": options.target, "way": way})
+    best = next(entry for entry in way if entry["skip"] == skip)
+    print(json.dumps(best))
+    if best["gain"] <= 1:
+        logger.warning("no set is expected to draft faster than plain decoding")
 
 
 def _distill(
@@ -252,7 +287,11 @@ def _parser() -> argparse.ArgumentParser:
         "--batch", type=int, default=64, help="texts that are written side by side"
     )
 
-    for name, text in (("distill", "train a draft model"), ("eagle", "train an EAGLE head")):
+    for name, text in (
+        ("distill", "train a draft model"),
+        ("eagle", "train an EAGLE head"),
+        ("early_exit", "train an adapter behind the target's first layers"),
+    ):
         training = commands.add_parser(name, help=text)
         _add_common(training)
         training.add_argument(
@@ -298,6 +337,10 @@ def _parser() -> argparse.ArgumentParser:
             training.add_argument(
                 "--temperature", type=float, default=1.0, help="at which the draft serves"
             )
+        elif name == "early_exit":
+            training.add_argument(
+                "--exit", type=int, required=True, help="layers of the target before the adapter"
+            )
         else:
             training.add_argument("--version", choices=["eagle", "eagle3"], default="eagle3")
             training.add_argument(
@@ -306,6 +349,13 @@ def _parser() -> argparse.ArgumentParser:
             training.add_argument(
                 "--window", type=int, default=512, help="positions that it looks back"
             )
+    searching = commands.add_parser("skip_search", help="which layers the target can draft without")
+    _add_common(searching)
+    searching.add_argument("--corpus", type=Path, nargs="+", required=True, help=".npz of `data`")
+    searching.add_argument("--out", type=Path, required=True, help="the .json to write")
+    searching.add_argument("--texts", type=int, default=16, help="use the first so many texts only")
+    searching.add_argument("--max-length", type=int, default=256, help="tokens of a text at most")
+    searching.add_argument("--most", type=int, help="layers to skip at most; half of them")
     judging = commands.add_parser("evaluate", help="how often a trained draft is right")
     _add_common(judging)
     judging.add_argument("--draft", type=Path, required=True, help="folder of the checkpoint")

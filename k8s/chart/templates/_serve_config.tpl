@@ -142,7 +142,7 @@ tls_name: {{ .dataPlane.tlsName }}
 {{- define "slipstream.drafter" -}}
 {{- $drafter := index . 0 -}}
 {{- toYaml $drafter -}}
-{{- if not (has $drafter.kind (list "lookup" "suffix" "datastore" "custom")) }}
+{{- if not (has $drafter.kind (list "lookup" "suffix" "datastore" "custom" "layer_skip" "early_exit" "jacobi" "lookahead")) }}
 device: {{ index . 1 }}
 {{- end -}}
 {{- end -}}

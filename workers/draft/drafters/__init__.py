@@ -1,6 +1,7 @@
 """From the configuration of a drafter to the drafter."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -10,21 +11,32 @@ from workers.draft.config import (
     DatastoreConfig,
     DrafterConfig,
     EagleConfig,
+    EarlyExitConfig,
+    JacobiConfig,
+    LayerSkipConfig,
+    LookaheadConfig,
     LookupConfig,
     ModelConfig,
     SuffixConfig,
 )
 from workers.draft.drafter import Drafter
 from workers.draft.drafters import custom
+from workers.draft.drafters.jacobi import JacobiDrafter
+from workers.draft.drafters.lookahead import LookaheadDrafter
 from workers.draft.drafters.lookup import LookupDrafter
 from workers.draft.drafters.suffix import SuffixDrafter
 from workers.draft.history import History
 from workers.vocabulary import fingerprint_of, vocabulary_fingerprint
 
+if TYPE_CHECKING:
+    # A worker whose drafters have no model needs no torch.
+    from workers.engine.model import Model
 
-def make(config: DrafterConfig, target: str) -> Drafter:
+
+def make(config: DrafterConfig, target: str, host: "Model | None" = None) -> Drafter:
     """The drafter of a config, for the model of this reference, warmed up.
 
+    `host` is that model itself, where it is whole and in this process: some kinds draft with its layers.
     Raises ValueError if it cannot draft for it, and what loading a model raises.
     """
     made: Drafter
@@ -39,6 +51,14 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             made = _model_drafter(config, target)
         case EagleConfig():
             made = _eagle_drafter(config, target)
+        case LayerSkipConfig():
+            made = _layer_skip_drafter(config, target, _whole(config, host))
+        case EarlyExitConfig():
+            made = _early_exit_drafter(config, target, _whole(config, host))
+        case JacobiConfig():
+            made = JacobiDrafter(config.block)
+        case LookaheadConfig():
+            made = LookaheadDrafter(config.window, config.ngram, config.guesses)
         case CustomConfig():
             made = custom.make(config, target)
     made.warm_up()
@@ -94,6 +114,56 @@ def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
         config.steps,
         config.floor,
     )
+
+
+def _layer_skip_drafter(config: LayerSkipConfig, target: str, host: "Model") -> Drafter:
+    from workers.draft import skips
+    from workers.draft.drafters.layer_skip import LayerSkipDrafter
+
+    if config.skip is None:
+        skip = skips.every_second(host.num_layers)
+    else:
+        skip = skips.load(config.skip) if isinstance(config.skip, str) else config.skip
+    skips.check(config.name, skip, host.num_layers)
+    return LayerSkipDrafter(
+        host,
+        vocabulary_fingerprint(_tokenizer(target)),
+        skip,
+        config.online,
+        config.num_slots,
+        config.width,
+        config.steps,
+        config.floor,
+    )
+
+
+def _early_exit_drafter(config: EarlyExitConfig, target: str, host: "Model") -> Drafter:
+    from workers.draft import exits
+    from workers.draft.drafters.model import ModelDrafter
+    from workers.draft.models import DraftModel
+
+    if config.model is None:
+        assert config.layers is not None
+        layers, ending = config.layers, None
+    else:
+        adapter = exits.load(checkpoint.resolve(config.model), checkpoint.resolve(target), host)
+        layers, ending = adapter.layers, adapter.ending
+    if not 0 < layers < host.num_layers:
+        raise ValueError(
+            f"drafter {config.name!r} exits behind {layers} layers, but the target has {host.num_layers}: "
+            f"give 1 to {host.num_layers - 1}"
+        )
+    draft = DraftModel(host.part(range(layers), ending), vocabulary_fingerprint(_tokenizer(target)))
+    return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
+
+
+def _whole(config: DrafterConfig, host: "Model | None") -> "Model":
+    if host is None:
+        raise ValueError(
+            f"drafter {config.name!r} drafts with the target's own layers: it needs placement: target, and "
+            "a target that is not split (tensor_parallel_size: 1)"
+        )
+    return host
 
 
 def _tokenizer(target: str) -> Tokenizer:

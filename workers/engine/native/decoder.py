@@ -1,6 +1,8 @@
 """Decoders of Llama's shape in bfloat16 on CPU: a whole step in one call of the native library."""
 
+import copy
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -11,6 +13,7 @@ from workers.engine.kv_cache import KVShape
 from workers.engine.native.attention import NativeAttention, NativeStep
 from workers.engine.native.library import library
 from workers.engine.native.linear import PackedWeight
+from workers.engine.parts import Ending
 from workers.engine.rows import RowBatch
 
 _TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
@@ -131,7 +134,7 @@ class NativeDecoder:
         self._hidden = config.hidden_size
         self._num_layers = len(module.model.layers)
         self._taps = _Taps(None, 0)
-        layers = (Layer * self._num_layers)()
+        self._layers = layers = (Layer * self._num_layers)()
         for entry, layer, window in zip(layers, module.model.layers, windows, strict=True):
             packer.layer(entry, layer, window)
         attention = module.model.layers[0].self_attn
@@ -153,7 +156,6 @@ class NativeDecoder:
             head=packer.weight(module.lm_head.weight).data,
             weights=ctypes.addressof(layers),
         )
-        packer.keep(layers)
 
     @staticmethod
     def serves(module: Any, shape: KVShape) -> bool:
@@ -182,6 +184,24 @@ class NativeDecoder:
             entered = (ctypes.c_int32 * 3)(*entered_layers(self._num_layers))
             self._taps = _Taps(None, 3 * self._hidden, entered)
         return int(self._taps.width)
+
+    def part(self, layers: Sequence[int], ending: Ending | None) -> "NativeDecoder":
+        """See Model.part."""
+        part = copy.copy(self)
+        part._packer = Packer()
+        # What its structures point to is the whole's.
+        part._packer.keep(self)
+        part._num_layers = len(layers) + (ending is not None)
+        part._layers = (Layer * part._num_layers)(*(self._layers[layer] for layer in layers))
+        part._model = Decoder.from_buffer_copy(self._model)
+        part._model.layers = part._num_layers
+        part._model.weights = ctypes.addressof(part._layers)
+        part._taps = _Taps(None, 0)
+        if ending is not None:
+            window = self._layers[self._num_layers - 1].window
+            part._packer.layer(part._layers[len(layers)], ending.layer, window)
+            part._model.norm = part._packer.address(ending.norm.weight)
+        return part
 
     def run(self, batch: RowBatch, step: NativeStep) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [wanted rows, vocabulary], float32, and the features of all rows, if they are kept."""

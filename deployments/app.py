@@ -397,10 +397,18 @@ def target_options(args: AppConfig) -> dict[str, Any]:
 
 def _features(args: AppConfig) -> str | None:
     """What the drafters read of the target, if any does."""
-    kinds = {head_features(draft.model) for draft in args.drafts if draft.kind == "eagle"}
-    if len(kinds) > 1:
-        raise ValueError("drafts: EAGLE and EAGLE-3 heads cannot read one target at once")
-    return kinds.pop() if kinds else None
+    read: dict[str, str] = {}
+    for draft in args.drafts:
+        if draft.kind == "eagle":
+            read[head_features(draft.model)] = draft.name
+        elif draft.kind == "medusa":
+            read["last"] = draft.name
+    if len(read) > 1:
+        raise ValueError(
+            f"drafts: {read['three']} is an EAGLE-3 head, {read['last']} reads the target's last state: a "
+            "target keeps features of one kind; take one of them out"
+        )
+    return next(iter(read), None)
 
 
 def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[str, Any]]:
@@ -418,9 +426,10 @@ def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[
 
 def drafter_configs(drafts: list[dict[str, Any]]) -> tuple[Any, ...]:
     """The configs of workers.draft.config for such options."""
-    from workers.draft.config import EagleConfig, LookupConfig, ModelConfig
+    from workers.draft.config import EagleConfig, LookupConfig, MedusaConfig, ModelConfig
 
-    configs = {config.kind: config for config in (LookupConfig, ModelConfig, EagleConfig)}
+    kinds = (LookupConfig, ModelConfig, EagleConfig, MedusaConfig)
+    configs = {config.kind: config for config in kinds}
     return tuple(
         configs[draft["kind"]](**{k: v for k, v in draft.items() if k != "kind"})
         for draft in drafts

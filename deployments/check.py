@@ -31,7 +31,7 @@ from deployments.config import (
     TargetAppConfig,
     WorkerThresholds,
 )
-from workers.checkpoint import CheckpointError, locate
+from workers.checkpoint import CheckpointError, check_drafter, locate
 
 MODULE: Final = "deployments.app"
 BUILDERS: Final[dict[str, tuple[type[Strict], tuple[str, ...]]]] = {
@@ -209,14 +209,16 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
         if isinstance(config, AppConfig)
         else {target: config.target}
     )
-    references |= {
-        f"{place}.drafts.{index}.model": draft.model
-        for index, draft in enumerate(config.drafts)
-        if not isinstance(draft, LookupArgs)
-    }
+    kinds = {}
+    for index, draft in enumerate(config.drafts):
+        if not isinstance(draft, LookupArgs):
+            where = f"{place}.drafts.{index}.model"
+            references[where], kinds[where] = draft.model, draft.kind
     for where, reference in references.items():
         try:
-            locate(reference)
+            found = locate(reference)
+            if found is not None and where in kinds:
+                check_drafter(found, kinds[where])
         except CheckpointError as error:
             yield f"{where}: {error}"
 

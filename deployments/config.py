@@ -78,18 +78,14 @@ class LookupArgs(Named):
     kind: Literal["lookup"]
 
 
-class GrowingArgs(Named):
-    """What drafters with a model have: how their trees grow."""
+class LoadedArgs(Named):
+    """What drafters with a model have."""
 
     model: str = Field(
         min_length=1, description="a model reference, or a folder of trained weights"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
-    steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
-    floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
-    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
     num_threads: int = Field(
         0, ge=0, description="as the target's, whose threads it shares where it is beside it"
     )
@@ -102,6 +98,15 @@ class GrowingArgs(Named):
                 f"num_threads, and leave out num_threads {self.num_threads} here"
             )
         return self
+
+
+class GrowingArgs(LoadedArgs):
+    """What drafters have whose trees grow pass by pass."""
+
+    width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
+    steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
+    floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
+    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
 
 
 class ModelArgs(GrowingArgs):
@@ -120,7 +125,15 @@ class EagleArgs(GrowingArgs):
     window: int = Field(512, ge=16, description="positions back that it attends to")
 
 
-DrafterArgs = Annotated[LookupArgs | ModelArgs | EagleArgs, Field(discriminator="kind")]
+class MedusaArgs(LoadedArgs):
+    """Medusa heads on the target's last state: those that `medusa` has trained, or published ones."""
+
+    kind: Literal["medusa"]
+
+
+DrafterArgs = Annotated[
+    LookupArgs | ModelArgs | EagleArgs | MedusaArgs, Field(discriminator="kind")
+]
 
 
 class DataPlaneArgs(Strict):

@@ -17,6 +17,7 @@ from deployments.config import (
     CoordinatorThresholds,
     EagleArgs,
     LookupArgs,
+    MedusaArgs,
     ModelArgs,
     TargetArgs,
     WorkerThresholds,
@@ -40,6 +41,7 @@ DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "lookup": LookupArgs,
     "model": ModelArgs,
     "eagle": EagleArgs,
+    "medusa": MedusaArgs,
 }
 
 

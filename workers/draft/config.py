@@ -58,7 +58,20 @@ class EagleConfig:
     kind = "eagle"
 
 
-DrafterConfig = LookupConfig | ModelConfig | EagleConfig
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Medusa heads; `model` is a folder with some, ours or published ones."""
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    num_threads: int
+
+    kind = "medusa"
+
+
+DrafterConfig = LookupConfig | ModelConfig | EagleConfig | MedusaConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 python -m workers.training data      the target writes text to train on
 python -m workers.training distill   a draft model learns from it
 python -m workers.training eagle     an EAGLE head learns from it
+python -m workers.training medusa    Medusa heads learn from it
 python -m workers.training evaluate  how often a trained draft is right
 """
 
@@ -23,8 +24,10 @@ from workers import checkpoint
 from workers.cache import cache_dir
 from workers.draft.cut import cut_module, is_cut, load_cut_module, reduce_head
 from workers.draft.eagle import load_head, new_head
+from workers.draft.medusa import load_heads, new_heads
 from workers.engine.loading import load_module
 from workers.training import data
+from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
 from workers.training.distill import (
     CutStudent,
@@ -37,6 +40,7 @@ from workers.training.eagle import EagleLearner
 from workers.training.evaluate import Guesser, evaluate
 from workers.training.features import FeatureStore
 from workers.training.losses import DIVERGENCES
+from workers.training.medusa import MedusaLearner
 from workers.training.recipe import file_digest, write_recipe
 from workers.training.samples import Sample, Teacher
 from workers.training.trainer import Learner, Plan, Trainer
@@ -128,6 +132,8 @@ def _train(options: argparse.Namespace) -> None:
     learner: Learner
     if options.command == "eagle":
         learner = _eagle(options, material, vocabulary)
+    elif options.command == "medusa":
+        learner = _medusa(options, material, vocabulary)
     else:
         learner = _distill(options, material, vocabulary)
     plan = Plan(
@@ -142,6 +148,8 @@ def _train(options: argparse.Namespace) -> None:
     held_out = [material.sample(text) for text in texts[: options.held_out]]
     trainer = Trainer(learner, plan, samples, held_out, options.out)
     trainer.run()
+    if isinstance(learner, MedusaLearner):
+        measure(learner, held_out).save(options.out)
     description = {
         "files": {file.name: file_digest(file) for file in options.corpus},
         "texts": len(texts),
@@ -155,8 +163,9 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    is_cut_draft = is_cut(options.draft)
-    three = not is_cut_draft and checkpoint.head_features(str(options.draft)) == "three"
+    is_cut_draft, is_medusa = is_cut(options.draft), checkpoint.holds_medusa(options.draft)
+    is_head = not (is_cut_draft or is_medusa)
+    three = is_head and checkpoint.head_features(str(options.draft)) == "three"
     material = _material(options, three, 0)
     divergence = DIVERGENCES["fkl"]  # Of no consequence: nothing is learned.
     guesser: Guesser
@@ -164,6 +173,10 @@ def _evaluate(options: argparse.Namespace) -> None:
         draft, vocabulary = load_cut_module(options.draft, options.dtype, options.device)
         teacher = material.teacher(vocabulary)
         guesser = DistillLearner(WholeStudent(draft, None), teacher, divergence, 1.0)
+    elif is_medusa:
+        heads = load_heads(options.draft, material.folder).to(options.device)
+        teacher = material.teacher(heads.vocabulary)
+        guesser = MedusaLearner(heads, teacher, options.target, divergence)
     else:
         head = load_head(options.draft, material.folder).to(options.device)
         teacher = material.teacher(head.get_buffer("vocabulary"))
@@ -183,6 +196,18 @@ def _eagle(
         options.target,
         options.passes,
         options.window,
+        DIVERGENCES[options.divergence],
+    )
+
+
+def _medusa(
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
+) -> MedusaLearner:
+    heads = new_heads(options.heads, options.blocks, material.folder, vocabulary)
+    return MedusaLearner(
+        heads.to(options.device),
+        material.teacher(vocabulary),
+        options.target,
         DIVERGENCES[options.divergence],
     )
 
@@ -252,7 +277,11 @@ def _parser() -> argparse.ArgumentParser:
         "--batch", type=int, default=64, help="texts that are written side by side"
     )
 
-    for name, text in (("distill", "train a draft model"), ("eagle", "train an EAGLE head")):
+    for name, text in (
+        ("distill", "train a draft model"),
+        ("eagle", "train an EAGLE head"),
+        ("medusa", "train Medusa heads"),
+    ):
         training = commands.add_parser(name, help=text)
         _add_common(training)
         training.add_argument(
@@ -298,6 +327,11 @@ def _parser() -> argparse.ArgumentParser:
             training.add_argument(
                 "--temperature", type=float, default=1.0, help="at which the draft serves"
             )
+        elif name == "medusa":
+            training.add_argument(
+                "--heads", type=int, default=4, help="positions that are guessed at once"
+            )
+            training.add_argument("--blocks", type=int, default=1, help="residual blocks of a head")
         else:
             training.add_argument("--version", choices=["eagle", "eagle3"], default="eagle3")
             training.add_argument(

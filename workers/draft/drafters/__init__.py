@@ -3,7 +3,13 @@
 from tokenizers import Tokenizer
 
 from workers import checkpoint
-from workers.draft.config import DrafterConfig, EagleConfig, LookupConfig, ModelConfig
+from workers.draft.config import (
+    DrafterConfig,
+    EagleConfig,
+    LookupConfig,
+    MedusaConfig,
+    ModelConfig,
+)
 from workers.draft.drafter import Drafter
 from workers.draft.drafters.lookup import LookupDrafter
 from workers.vocabulary import vocabulary_fingerprint
@@ -22,6 +28,8 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             made = _model_drafter(config, target)
         case EagleConfig():
             made = _eagle_drafter(config, target)
+        case MedusaConfig():
+            made = _medusa_drafter(config, target)
     made.warm_up()
     return made
 
@@ -61,6 +69,25 @@ def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:
         config.width,
         config.steps,
         config.floor,
+    )
+
+
+def _medusa_drafter(config: MedusaConfig, target: str) -> Drafter:
+    import torch
+
+    from workers.draft.drafters.medusa import MedusaDrafter
+    from workers.draft.levels import Accuracies
+    from workers.draft.medusa import load_heads
+    from workers.engine.loading import resolve_dtype
+
+    folder = checkpoint.resolve(config.model)
+    heads = load_heads(folder, checkpoint.resolve(target))
+    return MedusaDrafter(
+        heads,
+        resolve_dtype(config.dtype, torch.device(config.device)),
+        config.device,
+        vocabulary_fingerprint(_tokenizer(target)),
+        Accuracies.load(folder, len(heads.heads)),
     )
 
 

@@ -426,9 +426,15 @@ def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[
 
 def drafter_configs(drafts: list[dict[str, Any]]) -> tuple[Any, ...]:
     """The configs of workers.draft.config for such options."""
-    from workers.draft.config import EagleConfig, LookupConfig, MedusaConfig, ModelConfig
+    from workers.draft.config import (
+        EagleConfig,
+        LookupConfig,
+        MaskConfig,
+        MedusaConfig,
+        ModelConfig,
+    )
 
-    kinds = (LookupConfig, ModelConfig, EagleConfig, MedusaConfig)
+    kinds = (LookupConfig, ModelConfig, EagleConfig, MedusaConfig, MaskConfig)
     configs = {config.kind: config for config in kinds}
     return tuple(
         configs[draft["kind"]](**{k: v for k, v in draft.items() if k != "kind"})

@@ -100,13 +100,18 @@ class LoadedArgs(Named):
         return self
 
 
-class GrowingArgs(LoadedArgs):
+class CachedArgs(LoadedArgs):
+    """What drafters have that read all tokens themselves."""
+
+    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
+
+
+class GrowingArgs(CachedArgs):
     """What drafters have whose trees grow pass by pass."""
 
     width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
     steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
     floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
-    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
 
 
 class ModelArgs(GrowingArgs):
@@ -131,8 +136,14 @@ class MedusaArgs(LoadedArgs):
     kind: Literal["medusa"]
 
 
+class MaskArgs(CachedArgs):
+    """Layers of the target and masks, which guess several tokens in one pass: as `mask` trains them."""
+
+    kind: Literal["mask"]
+
+
 DrafterArgs = Annotated[
-    LookupArgs | ModelArgs | EagleArgs | MedusaArgs, Field(discriminator="kind")
+    LookupArgs | ModelArgs | EagleArgs | MedusaArgs | MaskArgs, Field(discriminator="kind")
 ]
 
 

@@ -17,6 +17,7 @@ from deployments.config import (
     CoordinatorThresholds,
     EagleArgs,
     LookupArgs,
+    MaskArgs,
     MedusaArgs,
     ModelArgs,
     TargetArgs,
@@ -42,6 +43,7 @@ DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "model": ModelArgs,
     "eagle": EagleArgs,
     "medusa": MedusaArgs,
+    "mask": MaskArgs,
 }
 
 

@@ -30,6 +30,7 @@ MODEL_CONFIG: Final = "config.json"
 DRAFT_CONFIG: Final = "draft.json"
 HEAD_CONFIG: Final = "eagle.json"
 MEDUSA_CONFIG: Final = "medusa.json"
+MASKS_FILE: Final = "masks.safetensors"
 _CONFIGS: Final = (MODEL_CONFIG, DRAFT_CONFIG, HEAD_CONFIG, MEDUSA_CONFIG)
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_HEADER_BYTES: Final = 100 * 2**20
@@ -116,6 +117,10 @@ def check_drafter(folder: Path, kind: str) -> None:
                 f"{folder} holds Medusa heads, but not as safetensors: pickled weights are not loaded; "
                 "docs/drafters.md has a command that converts them"
             )
+    if kind == "mask" and not (folder / MASKS_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} holds no mask drafter: train one (python -m workers.training mask)"
+        )
 
 
 def _in_package(reference: str) -> Path:

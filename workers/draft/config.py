@@ -71,7 +71,21 @@ class MedusaConfig:
     kind = "medusa"
 
 
-DrafterConfig = LookupConfig | ModelConfig | EagleConfig | MedusaConfig
+@dataclass(frozen=True, slots=True)
+class MaskConfig:
+    """A mask drafter; `model` is a folder with one. `num_slots` tokens fit into its cache."""
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    num_slots: int
+    num_threads: int
+
+    kind = "mask"
+
+
+DrafterConfig = LookupConfig | ModelConfig | EagleConfig | MedusaConfig | MaskConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ python -m workers.training data      the target writes text to train on
 python -m workers.training distill   a draft model learns from it
 python -m workers.training eagle     an EAGLE head learns from it
 python -m workers.training medusa    Medusa heads learn from it
+python -m workers.training mask      a mask drafter learns from it
 python -m workers.training evaluate  how often a trained draft is right
 """
 
@@ -40,6 +41,7 @@ from workers.training.eagle import EagleLearner
 from workers.training.evaluate import Guesser, evaluate
 from workers.training.features import FeatureStore
 from workers.training.losses import DIVERGENCES
+from workers.training.mask import MaskLearner
 from workers.training.medusa import MedusaLearner
 from workers.training.recipe import file_digest, write_recipe
 from workers.training.samples import Sample, Teacher
@@ -134,6 +136,8 @@ def _train(options: argparse.Namespace) -> None:
         learner = _eagle(options, material, vocabulary)
     elif options.command == "medusa":
         learner = _medusa(options, material, vocabulary)
+    elif options.command == "mask":
+        learner = _mask(options, material, vocabulary)
     else:
         learner = _distill(options, material, vocabulary)
     plan = Plan(
@@ -148,7 +152,7 @@ def _train(options: argparse.Namespace) -> None:
     held_out = [material.sample(text) for text in texts[: options.held_out]]
     trainer = Trainer(learner, plan, samples, held_out, options.out)
     trainer.run()
-    if isinstance(learner, MedusaLearner):
+    if isinstance(learner, MedusaLearner | MaskLearner):
         measure(learner, held_out).save(options.out)
     description = {
         "files": {file.name: file_digest(file) for file in options.corpus},
@@ -212,6 +216,26 @@ def _medusa(
     )
 
 
+def _mask(options: argparse.Namespace, material: Material, vocabulary: torch.Tensor) -> MaskLearner:
+    return MaskLearner(
+        _cut_student(options, material, vocabulary),
+        material.teacher(vocabulary),
+        DIVERGENCES[options.divergence],
+        options.masks,
+        options.cuts,
+        options.seed,
+    )
+
+
+def _cut_student(
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
+) -> CutStudent:
+    layers = tuple(int(layer) for layer in options.layers.split(","))
+    module = cut_module(load_module(material.folder, "float32", options.device), layers)
+    reduce_head(module, vocabulary)
+    return CutStudent(module, layers, vocabulary, options.target, options.rank)
+
+
 def _distill(
     options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
 ) -> DistillLearner:
@@ -226,10 +250,7 @@ def _distill(
                 f"number as --vocabulary, not {len(vocabulary)}"
             )
     else:
-        layers = tuple(int(layer) for layer in options.layers.split(","))
-        module = cut_module(load_module(material.folder, "float32", options.device), layers)
-        reduce_head(module, vocabulary)
-        student = CutStudent(module, layers, vocabulary, options.target, options.rank)
+        student = _cut_student(options, material, vocabulary)
     rewrite = None
     if options.on_policy:
         rewrite = OnPolicy(
@@ -281,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
         ("distill", "train a draft model"),
         ("eagle", "train an EAGLE head"),
         ("medusa", "train Medusa heads"),
+        ("mask", "train a mask drafter"),
     ):
         training = commands.add_parser(name, help=text)
         _add_common(training)
@@ -311,15 +333,16 @@ def _parser() -> argparse.ArgumentParser:
             default=cache_dir("features"),
             help="where the target's states are kept",
         )
-        if name == "distill":
+        if name in ("distill", "mask"):
             training.add_argument(
                 "--layers",
-                default="0,1,2,3,4,5,6,27,28,29",
+                default="0,1,2,3,4,5,6,27,28,29" if name == "distill" else "0,1,2,29",
                 help="of the target, in their order: the draft is cut from it",
             )
             training.add_argument(
                 "--rank", type=int, default=32, help="of the updates; 0 trains whole matrices"
             )
+        if name == "distill":
             training.add_argument("--draft", help="train this model instead, whole")
             training.add_argument(
                 "--on-policy", type=float, default=0.0, help="share of the student's texts"
@@ -332,6 +355,13 @@ def _parser() -> argparse.ArgumentParser:
                 "--heads", type=int, default=4, help="positions that are guessed at once"
             )
             training.add_argument("--blocks", type=int, default=1, help="residual blocks of a head")
+        elif name == "mask":
+            training.add_argument(
+                "--masks", type=int, default=3, help="tokens that are guessed beyond the next one"
+            )
+            training.add_argument(
+                "--cuts", type=int, default=32, help="of a text that are learned from at once"
+            )
         else:
             training.add_argument("--version", choices=["eagle", "eagle3"], default="eagle3")
             training.add_argument(

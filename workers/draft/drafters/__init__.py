@@ -7,6 +7,7 @@ from workers.draft.config import (
     DrafterConfig,
     EagleConfig,
     LookupConfig,
+    MaskConfig,
     MedusaConfig,
     ModelConfig,
 )
@@ -30,6 +31,8 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             made = _eagle_drafter(config, target)
         case MedusaConfig():
             made = _medusa_drafter(config, target)
+        case MaskConfig():
+            made = _mask_drafter(config, target)
     made.warm_up()
     return made
 
@@ -89,6 +92,22 @@ def _medusa_drafter(config: MedusaConfig, target: str) -> Drafter:
         vocabulary_fingerprint(_tokenizer(target)),
         Accuracies.load(folder, len(heads.heads)),
     )
+
+
+def _mask_drafter(config: MaskConfig, target: str) -> Drafter:
+    from workers.draft.drafters.mask import MaskDrafter
+    from workers.draft.levels import Accuracies
+    from workers.draft.masks import load_masked
+
+    folder = checkpoint.resolve(config.model)
+    masked = load_masked(folder, config.dtype, config.device)
+    if masked.draft.vocabulary_fingerprint != vocabulary_fingerprint(_tokenizer(target)):
+        raise ValueError(
+            f"drafter {config.name!r}: it was cut from a model with another vocabulary than the target's; "
+            "train one for this target (python -m workers.training mask)"
+        )
+    accuracies = Accuracies.load(folder, 1 + len(masked.masks))
+    return MaskDrafter(masked, config.num_slots, accuracies)
 
 
 def _tokenizer(target: str) -> Tokenizer:

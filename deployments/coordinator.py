@@ -28,7 +28,7 @@ from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
 from workers import limits
-from workers.request import Mode, SamplingParams, StopRules
+from workers.request import Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
@@ -66,6 +66,8 @@ class SpeculationOptions:
     max_draft_tokens: int | None = None
     tree: bool = True
     mode: Mode | None = None
+    verification: Verification = "coupled"
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,12 +356,20 @@ class ServedModel:
                 f"max_draft_tokens must be from 0 to {limits.MAX_TREE_NODES}, not {wanted}",
                 "speculation.max_draft_tokens",
             )
+        if options.verification == "typical" and not options.lossy:
+            raise InvalidRequest(
+                "verification typical changes the answer's law: set speculation.lossy to consent, or take "
+                "coupled, rejection or block",
+                "speculation.verification",
+            )
         if not options.enabled or not wanted:
             return Speculation()
         return Speculation(
             drafters=tuple(names),
             max_draft_tokens=min(wanted, allowed),
-            tree=options.tree,
+            # A block is a chain.
+            tree=options.tree and options.verification != "block",
+            verification=options.verification,
             auto=auto,
             mode=options.mode or self._coordinator.thresholds.mode,
         )

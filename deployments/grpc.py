@@ -3,8 +3,8 @@
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator
-from typing import Final, cast, get_args
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final, get_args
 
 from ray.serve.grpc_util import RayServegRPCContext
 
@@ -14,7 +14,7 @@ from deployments.round import Piece
 from deployments.stats import RequestStats
 from protos import inference_pb2 as pb
 from workers import limits
-from workers.request import Mode
+from workers.request import Mode, Verification
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, PermissionDenied, ServiceError
 
@@ -164,19 +164,22 @@ def _options(request_id: str, request: pb.GenerateRequest) -> Options:
             if speculation.HasField("max_draft_tokens")
             else None,
             tree=speculation.tree if speculation.HasField("tree") else True,
-            mode=_mode(speculation.mode),
+            mode=_one_of("mode", get_args(Mode), speculation.mode),
+            verification=_one_of("verification", get_args(Verification), speculation.verification)
+            or "coupled",
+            lossy=speculation.lossy,
         ),
         timeout_s=request.timeout_ms / 1000 or None,
     )
 
 
-def _mode(name: str) -> Mode | None:
-    modes = get_args(Mode)
-    if name and name not in modes:
+def _one_of(field: str, names: Sequence[str], name: str) -> Any:
+    """The name, if it is one of them; None if it is left out."""
+    if name and name not in names:
         raise InvalidRequest(
-            f"mode must be one of {', '.join(modes)}, not {name!r}", "speculation.mode"
+            f"{field} must be one of {', '.join(names)}, not {name!r}", f"speculation.{field}"
         )
-    return cast(Mode, name) if name else None
+    return name or None
 
 
 def _response(request_id: str, piece: Piece) -> pb.GenerateResponse:

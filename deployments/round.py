@@ -27,7 +27,7 @@ from deployments.drafting import DraftPool, Seat
 from deployments.lease import WorkerPool, tell_when_ended
 from deployments.stats import RequestStats
 from deployments.tracing import AnswerTrace
-from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, DRAWN, Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel
 from workers.rpc.errors import (
@@ -50,7 +50,7 @@ _LOST: Final = frozenset(["UNAVAILABLE", "CANCELLED", "FAILED_PRECONDITION"])
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Per-request control of speculation; none of it changes the answer.
+    """Per-request control of speculation; only `verification` changes the answer.
 
     `drafters` are names; an empty tuple turns drafting off, as `max_draft_tokens` 0 does. With `auto` the
     best of them and of their sets are chosen as the answer goes.
@@ -61,6 +61,7 @@ class Speculation:
     tree: bool = True
     auto: bool = False
     mode: Mode = DEFAULT_MODE
+    verification: Verification = "coupled"
 
     @property
     def enabled(self) -> bool:
@@ -437,7 +438,10 @@ class Generation:
             async with asyncio.timeout(self.request.deadline - time.monotonic()):
                 await self._news.wait()
         except TimeoutError as error:
-            raise DeadlineExceeded("the request ran longer than it may") from error
+            raise DeadlineExceeded(
+                f"the request ran for {self.stats.request_s:.0f} s, longer than it may: the limit is the "
+                "server's request_limit_s, or a gRPC call's timeout_ms where that is less"
+            ) from error
         if self._error is None:
             self._news.clear()
 
@@ -460,6 +464,7 @@ class Generation:
             max_nodes=self.request.speculation.max_draft_tokens,
             chain=not self.request.speculation.tree,
             mode=self.request.speculation.mode,
+            verification=self.request.speculation.verification,
             insists=not self.request.speculation.auto,
             traceparent=self._trace.traceparent,
         )
@@ -474,6 +479,7 @@ class Generation:
             drafters=tuple(sorted(drafters)),
             max_nodes=speculation.max_draft_tokens,
             chain=not speculation.tree,
+            drawn=speculation.verification in DRAWN,
             max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
             mode=speculation.mode,
             traceparent=self._trace.traceparent,

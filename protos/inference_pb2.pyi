@@ -104,20 +104,24 @@ class Stopping(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("enabled", "drafters", "max_draft_tokens", "tree", "stats", "mode")
+    __slots__ = ("enabled", "drafters", "max_draft_tokens", "tree", "stats", "mode", "verification", "lossy")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     drafters: _containers.RepeatedScalarFieldContainer[str]
     max_draft_tokens: int
     tree: bool
     stats: bool
     mode: str
-    def __init__(self, enabled: _Optional[bool] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[bool] = ..., stats: _Optional[bool] = ..., mode: _Optional[str] = ...) -> None: ...
+    verification: str
+    lossy: bool
+    def __init__(self, enabled: _Optional[bool] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[bool] = ..., stats: _Optional[bool] = ..., mode: _Optional[str] = ..., verification: _Optional[str] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("id", "text", "token_ids", "logprobs", "finish_reason", "usage", "speculation")

@@ -37,7 +37,7 @@ from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.engine.rows import RowBatch
 from workers.pricing import StepTimes
-from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.connection import DRAFT, TARGET
 from workers.rpc.security import LOCAL, Security
@@ -222,6 +222,7 @@ class Harness:
         priority: int = 0,
         auto: bool = False,
         mode: Mode = DEFAULT_MODE,
+        verification: Verification = "coupled",
         **others: Any,
     ) -> GenerationRequest:
         """A request; what is neither named here nor a stop rule is a sampling parameter."""
@@ -238,7 +239,9 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             show_special_tokens=show_special_tokens,
             priority=priority,
-            speculation=Speculation(tuple(self.drafters), max_draft_tokens, tree, auto, mode),
+            speculation=Speculation(
+                tuple(self.drafters), max_draft_tokens, tree, auto, mode, verification
+            ),
             deadline=time.monotonic() + timeout_s,
         )
 

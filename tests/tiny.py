@@ -131,6 +131,22 @@ def llama(seed: int = 0, max_position_embeddings: int = 512) -> Path:
 
 
 @cache
+def shaken(seed: int) -> Path:
+    """`llama()` with some noise on its weights: a draft that is often right, and not always."""
+    folder = cache_dir("tests") / f"shaken-v1-{seed}"
+    if not (folder / "config.json").exists():
+        model = AutoModelForCausalLM.from_pretrained(llama())
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" not in name:
+                    parameter += 0.02 * torch.randn_like(parameter)
+        model.save_pretrained(folder)
+        byte_level_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@cache
 def trained_head(version: str) -> Path:
     """An EAGLE head that knows some greedy answers of `llama()` by heart."""
     folder = cache_dir("tests") / f"head-v5-{version}"

@@ -10,6 +10,13 @@ Mode = Literal["sequential", "pipelined", "multibranch"]
 """What a drafter does while the target verifies: nothing, or it goes on behind the likeliest path, or behind
 all likely ones (SwiftSpec, arXiv 2506.11309; Saguaro, arXiv 2603.03251)."""
 
+Verification = Literal["coupled", "rejection", "block", "typical"]
+"""How drafted tokens are tested; see workers.verification. Only "coupled" gives the text that there would be
+without drafts, only "typical" changes its law."""
+
+DRAWN: Final[frozenset[Verification]] = frozenset(["rejection", "block"])
+"""What tests tokens against the laws that they were drawn from."""
+
 DEFAULT_MODE: Final[Mode] = "multibranch"
 
 

@@ -8,18 +8,26 @@ computed from the request's seed, so draft and target know the same noise withou
 al., arXiv 2408.07978).
 """
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 
 from workers.engine.native import sampling as native_sampling
 from workers.request import SamplingParams
+from workers.tree import Law
 
 _MASK64: Final = 2**64 - 1
 _MASK32: Final = 0xFFFFFFFF
 PURPOSE_TOKEN: Final = 0
+PURPOSE_DRAFT: Final = 1
+PURPOSE_ACCEPT: Final = 2
+PURPOSE_RESIDUAL: Final = 3
+
+LAW_TOKENS: Final = 64
+"""A drafter that draws does so from its likeliest tokens only: their law is sent with every node."""
 
 
 def noise_key(seed: int, choice: int, position: int, purpose: int = PURPOSE_TOKEN) -> int:
@@ -165,6 +173,66 @@ def _rank_children(
     return places[best.indices].tolist(), probabilities.tolist()
 
 
+def draw_children(
+    logits: torch.Tensor, ids: torch.Tensor | None, params: SamplingParams, draw: int, count: int
+) -> tuple[list[int], Law]:
+    """Guesses drawn from a draft's own law, without replacement, from its logits float32 [V].
+
+    `ids` as in `rank_children`. Returns the target's ids of what was drawn, in order, and the law of the
+    first: that of the likeliest tokens, as the request's filters leave them. `draw` numbers the draws of an
+    answer: their noise is nobody else's.
+    """
+    places, values = survivors(logits, params)
+    best = values.topk(min(LAW_TOKENS, len(values)))
+    places = places[best.indices]
+    names = places if ids is None else ids[places].long()
+    logprobs = best.values.log_softmax(0)
+    probabilities = logprobs.exp()
+    # What is too unlikely to be told cannot be drawn.
+    known = probabilities > 0.0
+    key = noise_key(params.seed, params.choice, draw, PURPOSE_DRAFT)
+    order = (logprobs + gumbel_noise(key, names))[known].topk(min(count, int(known.sum()))).indices
+    names, probabilities = names[known], probabilities[known]
+    return names[order].tolist(), Law(tuple(names.tolist()), tuple(probabilities.tolist()))
+
+
+class Luck:
+    """What verification by the laws of drafters leaves to chance (see workers.verification.Chance).
+
+    A pure function of the request's seed and of where the round begins: a position that is tested again in a
+    later round is tested anew.
+    """
+
+    def __init__(self, params: SamplingParams, base_len: int) -> None:
+        self._params = params
+        self._base_len = base_len
+
+    def accept(self, node: int, probability: float) -> bool:
+        """See Chance."""
+        key = noise_key(self._params.seed, self._params.choice, self._base_len, PURPOSE_ACCEPT)
+        return (int(hash32(key, torch.tensor([node]))) + 0.5) * 2.0**-32 < probability
+
+    def draw(self, depth: int, law: torch.Tensor) -> int:
+        """See Chance."""
+        position = self._base_len + depth
+        key = noise_key(self._params.seed, self._params.choice, position, PURPOSE_RESIDUAL)
+        ids = law.nonzero()[:, 0]
+        return int(ids[(law[ids].log() + gumbel_noise(key, ids)).argmax()])
+
+
+def processed_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The law that `draw` draws from, float64 [V], from one row float32 [V].
+
+    Raises ValueError if the row holds no finite maximum.
+    """
+    if bool(logits.isnan().any()) or not math.isfinite(float(logits.max())):
+        raise ValueError("the target's logits are not finite numbers")
+    ids, values = survivors(logits, params)
+    law = torch.zeros(len(logits), dtype=torch.float64)
+    law[ids.cpu()] = values.double().softmax(0).cpu()
+    return law
+
+
 class Processors:
     """What a request does to the target's logits before temperature, with the state that it needs.
 
@@ -202,6 +270,15 @@ class Processors:
         self._length += 1
         if self._penalised:
             self._answer.append(token)
+
+    def after(self, tokens: Iterable[int]) -> "Processors":
+        """What they would be if these tokens became part of the answer."""
+        other = copy.copy(self)
+        other._answer = list(self._answer)
+        other._counts, other._seen = self._counts.clone(), self._seen.clone()
+        for token in tokens:
+            other.observe(token)
+        return other
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """One row float32 [V] as the request wants it; the same tensor if it wants nothing."""

@@ -10,15 +10,30 @@ from dataclasses import dataclass
 from typing import Final
 
 ANCHOR: Final = -1
+LAW_ERROR: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """The part of a drafter's distribution that has mass: token ids, and probabilities that sum to 1."""
+
+    ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Drafted tokens under the anchor; the three tuples are parallel, one entry a node."""
+    """Drafted tokens under the anchor; the tuples are parallel, one entry a node.
+
+    Where tokens were drawn rather than picked, `laws` says from which law each was, siblings from the same
+    one, without replacement and in their order. Their scores then must not depend on what was drawn among
+    them: whoever cuts a tree by its scores would otherwise choose among draws, and change the answer's law.
+    """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
+    laws: tuple[Law, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -103,7 +118,10 @@ class TokenTree:
         return right, expected
 
     def merge(self, other: "TokenTree") -> "TokenTree":
-        """Both trees in one; a path that both contain appears once, with the better score."""
+        """Both trees in one; a path that both contain appears once, with the better score.
+
+        Only of trees whose tokens were picked.
+        """
         tokens, parents, scores = list(self.tokens), list(self.parents), list(self.scores)
         node_of = {
             (parent, token): node
@@ -133,6 +151,9 @@ class TokenTree:
                 f"tree has {len(self.tokens)} tokens, {len(self.parents)} parents and "
                 f"{len(self.scores)} scores; they must be equally many"
             )
+        if len(self.laws) not in (0, len(self)):
+            raise ValueError(f"tree has {len(self)} nodes and {len(self.laws)} laws of draws")
+        self._check_laws(vocab_size)
         if len(self) > max_nodes:
             raise ValueError(f"tree has {len(self)} nodes; at most {max_nodes} are allowed")
         seen: set[tuple[int, int]] = set()
@@ -149,6 +170,30 @@ class TokenTree:
                 raise ValueError(f"node {node} repeats token {token} under parent {parent}")
             seen.add((parent, token))
 
+    def children(self, node: int) -> list[int]:
+        """The children of `node`, in order."""
+        return [i for i in range(node + 1, len(self)) if self.parents[i] == node]
+
+    def _check_laws(self, vocab_size: int) -> None:
+        drawn_by: dict[int, Law] = {}
+        checked: set[int] = set()
+        for token, parent, law in zip(self.tokens, self.parents, self.laws, strict=False):
+            if drawn_by.setdefault(parent, law) != law:
+                raise ValueError(f"siblings under node {parent} were drawn from different laws")
+            if token not in law.ids:
+                raise ValueError(f"token {token} was drawn from a law without it")
+            if id(law) in checked:
+                continue
+            checked.add(id(law))
+            if len(law.ids) != len(law.probabilities) or len(set(law.ids)) != len(law.ids):
+                raise ValueError("a law needs different ids, and a probability for each")
+            if not all(0 <= i < vocab_size for i in law.ids):
+                raise ValueError(f"a law has ids that are not below {vocab_size}")
+            if not all(0.0 < p <= 1.0 for p in law.probabilities):
+                raise ValueError("a law's probabilities must be above 0 and at most 1")
+            if abs(sum(law.probabilities) - 1.0) > LAW_ERROR:
+                raise ValueError(f"a law sums to {sum(law.probabilities)}, not 1")
+
     def _select(self, nodes: Sequence[int], root: int = ANCHOR) -> "TokenTree":
         """The given nodes, ascending and closed upwards, under `root` as the new anchor."""
         scale = 1.0 if root == ANCHOR else self.scores[root]
@@ -157,4 +202,5 @@ class TokenTree:
             tuple(self.tokens[node] for node in nodes),
             tuple(index[self.parents[node]] for node in nodes),
             tuple(min(1.0, self.scores[node] / scale) if scale > 0 else 0.0 for node in nodes),
+            tuple(self.laws[node] for node in nodes) if self.laws else (),
         )

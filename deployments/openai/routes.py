@@ -167,6 +167,8 @@ def _options(
             max_draft_tokens=body.speculation.max_draft_tokens,
             tree=body.speculation.tree,
             mode=body.speculation.mode,
+            verification=body.speculation.verification,
+            lossy=body.speculation.lossy,
         ),
     )
 

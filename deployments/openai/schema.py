@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
-from workers.request import Mode
+from workers.request import Mode, Verification
 
 
 def _encodable(text: str) -> str:
@@ -79,7 +79,14 @@ class SpeculationBody(BaseModel):
         None, ge=0, le=limits.MAX_TREE_NODES, description="drafted tokens per round; 0 is off"
     )
     tree: bool = Field(True, description="false drafts chains only")
-    verification: Literal["coupled"] = "coupled"
+    verification: Verification = Field(
+        "coupled",
+        description="how drafted tokens are tested: coupled gives the answer that there would be without "
+        "drafts, rejection and block (chains only) another one of the same law, typical changes the law",
+    )
+    lossy: bool = Field(
+        False, description="consents to answers of another law than the model's; typical needs it"
+    )
     mode: Mode | None = Field(
         None,
         description="what drafters on draft workers do while the target verifies; left out: the "

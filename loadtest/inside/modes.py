@@ -165,7 +165,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
         else:
             every = [o for at in ("draft", "target") for o in drafter_options(args.drafts, at)]
             chosen = next(draft for draft in every if draft["name"] == options.drafter)
-            (config,) = drafter_configs([chosen | {"steps": options.steps}])
+            passes = {"steps": options.steps} if "steps" in chosen else {}
+            (config,) = drafter_configs([chosen | passes])
             made = drafters.make(config, args.target.model)
         async with workers(options.config, {NAME: made}, round_trip_ms / 1000) as inside:
             await inside.answer(request(prompts[0], MODES[-1], options))  # warm-up

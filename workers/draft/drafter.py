@@ -16,14 +16,15 @@ class Ask:
     """What is wanted for a session.
 
     A step of the target verifies at most `max_nodes` nodes, likelier than `price` each; none is deeper than
-    `max_depth`. While the target waits, a second costs `pace` tokens. Trees may hold more nodes, for later
-    steps.
+    `max_depth`. What is `drawn` comes from the drafter's own law, and the tree says which. While the target
+    waits, a second costs `pace` tokens. Trees may hold more nodes, for later steps.
     """
 
     session: int
     max_nodes: int
     max_depth: int
     chain: bool
+    drawn: bool = False
     mode: Mode = "sequential"
     price: float = 0.0
     pace: float = 0.0

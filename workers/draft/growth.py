@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from workers.tree import ANCHOR, TokenTree
+from workers.tree import ANCHOR, Law, TokenTree
 
 UNEXPANDED = -1
 
@@ -26,20 +26,27 @@ class Grown:
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)
     root_known: bool = False
     # Parent row of every scratch row, -1 for those under the last committed token; dead rows stay.
     row_parents: list[int] = field(default_factory=list)
 
     def add_children(
-        self, node: int, tokens: Iterable[int], probabilities: Iterable[float]
+        self,
+        node: int,
+        tokens: Iterable[int],
+        probabilities: Iterable[float],
+        law: Law | None = None,
     ) -> None:
-        """Add the guessed children of a node, or of ANCHOR."""
+        """Add the guessed children of a node, or of ANCHOR; `law` is what they were drawn from."""
         above = 1.0 if node == ANCHOR else self.scores[node]
         for token, probability in zip(tokens, probabilities, strict=True):
             self.tokens.append(token)
             self.parents.append(node)
             self.scores.append(above * min(1.0, probability))
             self.rows.append(UNEXPANDED)
+            if law is not None:
+                self.laws.append(law)
 
     def frontier(self, width: int, floor: float, max_depth: int) -> list[int]:
         """The likeliest leaves, at most `width`, none less likely than `floor` or at `max_depth`."""
@@ -103,7 +110,9 @@ class Grown:
 
     def best(self, max_nodes: int, max_depth: int) -> TokenTree:
         """The best part of the tree as a proposal."""
-        tree = TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.scores))
+        tree = TokenTree(
+            tuple(self.tokens), tuple(self.parents), tuple(self.scores), tuple(self.laws)
+        )
         return tree.cut(max_nodes, max_depth)
 
     def reroot(self, tokens: Sequence[int]) -> tuple["Grown", list[int], int]:
@@ -144,6 +153,8 @@ class Grown:
             tree.tokens.append(self.tokens[node])
             tree.parents.append(index[self.parents[node]])
             tree.scores.append(min(1.0, self.scores[node] / scale))
+            if self.laws:
+                tree.laws.append(self.laws[node])
             row = self.rows[node]
             tree.rows.append(row if row == UNEXPANDED else row - rows_gone)
         # Rows below the subtree's stay as holes: nothing sees them.

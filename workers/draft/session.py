@@ -44,6 +44,7 @@ class DraftSession:
             max_nodes=self.request.max_nodes,
             max_depth=max(0, self.request.max_len - self.drafted_to - 1),
             chain=self.request.chain,
+            drawn=self.request.drawn,
             mode=self.request.mode,
             price=self._price,
             pace=self._pace,

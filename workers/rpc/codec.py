@@ -5,15 +5,15 @@ breaks a rule raises ProtocolError; nothing of it is used.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from protos import speculation_pb2 as pb
 from workers import limits
-from workers.request import Mode, SamplingParams, StopRules
+from workers.request import Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.errors import FailedPrecondition, ProtocolError
-from workers.tree import TokenTree
+from workers.tree import Law, TokenTree
 
 ANY_VOCABULARY: Final = 2**32
 
@@ -21,6 +21,7 @@ _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Encoder = Callable[[Any], Any]
 Decoder = Callable[[Any], Any]
+Name = TypeVar("Name", bound=str)
 
 
 class Codec:
@@ -211,11 +212,31 @@ def _check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def _encode_tree(tree: TokenTree) -> pb.Tree:
-    return pb.Tree(tokens=tree.tokens, parents=tree.parents, scores=tree.scores)
+    # Siblings share a law.
+    laws = dict(zip(tree.parents, tree.laws, strict=False))
+    return pb.Tree(
+        tokens=tree.tokens,
+        parents=tree.parents,
+        scores=tree.scores,
+        laws=[
+            pb.SparseLaw(node=node, token_ids=law.ids, probabilities=law.probabilities)
+            for node, law in laws.items()
+        ],
+    )
 
 
 def _decode_tree(tree: pb.Tree) -> TokenTree:
-    return TokenTree(tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores))
+    laws = {law.node: Law(tuple(law.token_ids), tuple(law.probabilities)) for law in tree.laws}
+    if laws and laws.keys() != set(tree.parents):
+        raise ValueError(
+            f"laws of the nodes {sorted(laws)}, but nodes hang under {set(tree.parents)}"
+        )
+    return TokenTree(
+        tuple(tree.tokens),
+        tuple(tree.parents),
+        tuple(tree.scores),
+        tuple(laws[parent] for parent in tree.parents) if laws else (),
+    )
 
 
 def _encode_sampling(sampling: SamplingParams) -> pb.Sampling:
@@ -275,6 +296,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         chain=message.chain,
         mode=message.mode.upper(),
         insists=message.insists,
+        verification=message.verification.upper(),
         traceparent=message.traceparent,
     )
 
@@ -306,8 +328,9 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         drafters=tuple(message.drafters),
         max_nodes=min(message.max_nodes, limits.MAX_TREE_NODES),
         chain=message.chain,
-        mode=_decode_mode(message.mode),
+        mode=_named(message.mode, _MODES, "mode"),
         insists=message.insists,
+        verification=_named(message.verification, _VERIFICATIONS, "verification"),
         traceparent=_decode_traceparent(message.traceparent),
     )
 
@@ -427,6 +450,7 @@ def _encode_open_draft(message: m.OpenDraft) -> pb.OpenDraft:
         chain=message.chain,
         max_len=message.max_len,
         mode=message.mode.upper(),
+        drawn=message.drawn,
         traceparent=message.traceparent,
     )
 
@@ -440,7 +464,8 @@ def _decode_open_draft(message: pb.OpenDraft) -> m.OpenDraft:
         max_nodes=min(message.max_nodes, limits.MAX_TREE_NODES),
         chain=message.chain,
         max_len=message.max_len,
-        mode=_decode_mode(message.mode),
+        mode=_named(message.mode, _MODES, "mode"),
+        drawn=message.drawn,
         traceparent=_decode_traceparent(message.traceparent),
     )
 
@@ -451,10 +476,10 @@ def _decode_traceparent(text: str) -> str:
     return text
 
 
-def _decode_mode(mode: int) -> Mode:
-    if mode not in _MODES:
-        raise ValueError(f"mode {mode} is none of {sorted(_MODES)}")
-    return _MODES[mode]
+def _named(number: int, names: Mapping[int, Name], what: str) -> Name:
+    if number not in names:
+        raise ValueError(f"{what} {number} is none of {sorted(names)}")
+    return names[number]
 
 
 def _encode_proposal(message: m.Proposal) -> pb.Proposal:
@@ -490,6 +515,12 @@ _MODES: Final[dict[int, Mode]] = {
     pb.SEQUENTIAL: "sequential",
     pb.PIPELINED: "pipelined",
     pb.MULTIBRANCH: "multibranch",
+}
+_VERIFICATIONS: Final[dict[int, Verification]] = {
+    pb.COUPLED: "coupled",
+    pb.REJECTION: "rejection",
+    pb.BLOCK: "block",
+    pb.TYPICAL: "typical",
 }
 
 _ENCODERS: Final[dict[type, Encoder]] = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules
+from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules, Verification
 from workers.tree import TokenTree
 
 
@@ -63,6 +63,7 @@ class OpenTarget:
     chain: bool = False
     mode: Mode = DEFAULT_MODE
     insists: bool = False
+    verification: Verification = "coupled"
     traceparent: str = ""
 
 
@@ -197,6 +198,7 @@ class OpenDraft:
     chain: bool
     max_len: int
     mode: Mode = DEFAULT_MODE
+    drawn: bool = False
     traceparent: str = ""
 
 

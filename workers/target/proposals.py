@@ -6,10 +6,11 @@ each answer, beginning with what all answers of the target have shown.
 """
 
 import copy
+import functools
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from workers.pricing import Arrival
@@ -119,12 +120,19 @@ class Proposals:
             self._take(drafter, rest)
 
     def tree(self) -> TokenTree:
-        """All that is proposed now, in one tree with calibrated scores."""
+        """All that is proposed now, in one tree with calibrated scores.
+
+        Drawn tokens are tested against one law a node: where there are any, the tree is the best one.
+        """
         if self._merged is None:
-            self._merged = TokenTree()
-            for drafter, offer in self._offers.items():
-                tree = calibrated(offer, self._outlook(drafter).correction)
-                self._merged = self._merged.merge(tree)
+            trees = [
+                calibrated(offer, self._outlook(drafter).correction)
+                for drafter, offer in self._offers.items()
+            ]
+            if any(tree.laws for tree in trees):
+                self._merged = max(trees, key=lambda tree: sum(tree.scores))
+            else:
+                self._merged = functools.reduce(TokenTree.merge, trees, TokenTree())
         return self._merged
 
     @property
@@ -206,4 +214,4 @@ def calibrated(tree: TokenTree, correction: float) -> TokenTree:
         factors.append(correction * (1.0 if parent == ANCHOR else factors[parent]))
         above = 1.0 if parent == ANCHOR else scores[parent]
         scores.append(min(above, score * factors[-1]))
-    return TokenTree(tree.tokens, tree.parents, tuple(scores))
+    return replace(tree, scores=tuple(scores))

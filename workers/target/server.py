@@ -26,6 +26,7 @@ from workers.engine.tensor_parallel import Leader, Place, Ranks
 from workers.engine.threads import use_threads
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.memory import available_bytes
+from workers.request import DRAWN
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
@@ -257,6 +258,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             chain=request.chain,
             max_len=request.prompt_len + request.stopping.max_tokens,
             mode=request.mode,
+            drawn=request.verification in DRAWN,
         )
         window = self._beside.feature_window(request.drafters)
         drafting = self._beside.open(opened, send)
@@ -336,6 +338,11 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
     slots = int(min(budget // slot_bytes, config.max_num_seqs * (max_model_len + KVPool.GRAIN)))
     if config.num_gpu_blocks_override:
         slots = config.num_gpu_blocks_override * KVPool.GRAIN
+    if slots < max_model_len and config.num_gpu_blocks_override:
+        raise ValueError(
+            f"max_model_len {max_model_len} needs as many tokens of KV cache, but num_gpu_blocks_override "
+            f"{config.num_gpu_blocks_override} makes {slots}: blocks have {KVPool.GRAIN} tokens"
+        )
     if slots < max_model_len:
         raise ValueError(
             f"max_model_len {max_model_len} needs {max_model_len * slot_bytes / 2**20:.0f} MiB of KV "

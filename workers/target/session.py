@@ -177,17 +177,7 @@ class TargetSession:
 
     def _verify(self, logits: torch.Tensor) -> m.Committed:
         base_len = len(self.tokens)
-        logprobs: list[m.TokenLogprobs] = []
-
-        def target_token(node: int) -> int:
-            row = logits[0] if node == ANCHOR else logits[node + 1]
-            processed = self._processors.apply(row)
-            token = sampling.draw(processed, self.request.sampling, len(self.tokens))
-            if self.request.logprobs is not None:
-                logprobs.append(_token_logprobs(row, token, self.request.logprobs))
-            return token
-
-        verdict = verification.walk(self._tree, target_token, self._commit)
+        verdict = self._verdict(logits, base_len)
         if self._rows.parents is not None:
             # The last committed token is the next anchor: it has no row yet.
             known = verdict.accepted[: len(verdict.tokens) - 1]
@@ -208,11 +198,44 @@ class TargetSession:
             drafted=len(self._tree),
             tested=verdict.tested,
             text=text,
-            logprobs=tuple(logprobs),
+            logprobs=tuple(self._logprobs(logits, verdict)),
             features=self._features(base_len - 1, self.kv.length)[0]
             if self._sends_features
             else None,
         )
+
+    def _verdict(self, logits: torch.Tensor, base_len: int) -> verification.Verdict:
+        params = self.request.sampling
+        rule = verification.RULES.get(self.request.verification)
+        picked = self.request.verification != "typical" and not self._tree.laws
+        if rule is None or params.greedy or picked or not self._tree:
+
+            def target_token(node: int) -> int:
+                row = self._processors.apply(logits[node + 1])
+                return sampling.draw(row, params, len(self.tokens))
+
+            return verification.walk(self._tree, target_token, self._commit)
+        before = self._processors.after(())
+
+        def law_after(path: tuple[int, ...]) -> torch.Tensor:
+            row = logits[path[-1] + 1] if path else logits[0]
+            processors = before.after(self._tree.tokens[node] for node in path)
+            return sampling.processed_law(processors.apply(row), params)
+
+        return rule(self._tree, law_after, sampling.Luck(params, base_len), self._commit)
+
+    def _logprobs(
+        self, logits: torch.Tensor, verdict: verification.Verdict
+    ) -> list[m.TokenLogprobs]:
+        """Those of committed tokens, each from the row of the node before it."""
+        count = self.request.logprobs
+        if count is None:
+            return []
+        nodes = (ANCHOR, *verdict.accepted)
+        return [
+            _token_logprobs(logits[node + 1], token, count)
+            for node, token in zip(nodes, verdict.tokens, strict=False)
+        ]
 
     def wanted_features(self) -> list[m.Features]:
         """The features that were asked for and are there; those to come are sent with what is committed."""

@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 import torch
 
 from workers import sampling
-from workers.draft.calibration import Softness
+from workers.draft.calibration import Ranks, Softness
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.growth import Grown
 from workers.engine.kv_cache import KVPool
@@ -46,8 +46,8 @@ class TreeSession:
     """What is known of one answer.
 
     `pending` are tokens that were committed since the last proposal, `length` counts all committed ones,
-    `tree` hangs under the last of them. `sent` says how much of what was looked behind the target knows. An
-    exhausted session drafts no more.
+    `tree` hangs under the last of them. `sent` says how much of what was looked behind the target knows.
+    Where tokens are `drawn`, `draws` counts how often. An exhausted session drafts no more.
     """
 
     def __init__(self, pool: KVPool, sampling: SamplingParams) -> None:
@@ -56,6 +56,8 @@ class TreeSession:
         self.pending: list[int] = []
         self.length = 0
         self.children = CHILDREN
+        self.drawn = False
+        self.draws = 0
         self.tree = Grown()
         self.sent = 0.0
         self.exhausted = False
@@ -88,6 +90,7 @@ class TreeDrafter(Drafter, Generic[SessionT]):
         self._steps = steps
         self._floor = floor
         self._softness = Softness()
+        self._ranks = Ranks(CHILDREN)
         self._pass_s = 0.0
         self._yield = 0.5
         self._usual_s = self._usual_worth = 0.0
@@ -182,11 +185,13 @@ class TreeDrafter(Drafter, Generic[SessionT]):
     def _settle(self, session: SessionT, ask: Ask) -> Grown | None:
         """Take what was committed; the tree that was known behind it, None if there is nothing new."""
         session.children = 1 if ask.chain else CHILDREN
+        session.drawn = ask.drawn and not session.sampling.greedy
         session.sent = 0.0
         if not session.pending:
             return None
         if session.tree.root_known:
-            self._softness.observe(session.tree, session.pending)
+            judge = self._ranks if session.drawn else self._softness
+            judge.observe(session.tree, session.pending)
         known = self.take(session)
         session.length += len(session.pending)
         session.pending = []
@@ -305,8 +310,15 @@ class TreeDrafter(Drafter, Generic[SessionT]):
         return list(tokens)
 
     def _guess(self, session: SessionT, node: int, logits: torch.Tensor) -> None:
-        """Add the likeliest children of a node, by the target's rule and noise."""
+        """Add the likeliest children of a node, by the target's rule and noise, or draw some."""
         depth = 1 + (0 if node == ANCHOR else session.tree.depth_of(node))
+        if session.drawn:
+            session.draws += 1
+            drawn, law = sampling.draw_children(
+                logits, self._ids, session.sampling, session.draws, session.children
+            )
+            session.tree.add_children(node, drawn, self._ranks.at(depth, len(drawn)), law)
+            return
         places, probabilities = sampling.rank_children(
             logits,
             self._ids,

@@ -1,0 +1,315 @@
+"""Rules for drawn tokens, proved by enumeration: all outcomes together have the target's law.
+
+Nothing is sampled: a rule's luck is scripted, one script after the other. Broken rules, each with a mistake
+that implementations have made, do not add up.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from workers import verification
+from workers.tree import ANCHOR, Law, TokenTree
+
+VOCAB = 3
+EXACT = 1e-12
+BROKEN = 1e-3
+
+Context = tuple[int, ...]
+Outcome = dict[Context, float]
+Rule = Callable[..., verification.Verdict]
+
+
+def law_of(name: str, context: Context) -> torch.Tensor:
+    """A law of the target ("p") or the drafter ("q") that depends on all that came before."""
+    seed = sum((token + 1) * 7**place for place, token in enumerate(context)) + 1000 * ord(name)
+    raw = torch.rand(VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (raw + 0.05) / (raw + 0.05).sum()
+
+
+@dataclass
+class Script:
+    """Luck that follows a script as far as it goes, and takes the first choice behind it."""
+
+    script: list[int]
+    probability: float = 1.0
+    taken: list[int] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+
+    def _choose(self, probabilities: list[float]) -> int:
+        possible = [i for i, p in enumerate(probabilities) if p > 0.0]
+        place = len(self.taken)
+        choice = self.script[place] if place < len(self.script) else 0
+        self.taken.append(choice)
+        self.options.append(len(possible))
+        self.probability *= probabilities[possible[choice]]
+        return possible[choice]
+
+    def accept(self, node: int, probability: float) -> bool:
+        return self._choose([probability, 1.0 - probability]) == 0
+
+    def draw(self, depth: int, law: torch.Tensor) -> int:
+        return self._choose(law.tolist())
+
+
+def every_outcome(run: Callable[[Script], Context]) -> Iterator[tuple[float, Context]]:
+    """What a run gives under every script."""
+    waiting: list[list[int]] = [[]]
+    while waiting:
+        luck = Script(waiting.pop())
+        result = run(luck)
+        yield luck.probability, result
+        for place in range(len(luck.script), len(luck.taken)):
+            for other in range(1, luck.options[place]):
+                waiting.append([*luck.taken[:place], other])
+
+
+def drawn_trees(
+    width: int, depth: int, context: Context = ()
+) -> Iterator[tuple[float, list[tuple[int, list]]]]:
+    """Every tree of `width` children a node, drawn without replacement, and how likely it is."""
+    if depth == 0:
+        yield 1.0, []
+        return
+    q = law_of("q", context)
+    for tokens in itertools.permutations(range(VOCAB), width):
+        probability, left = 1.0, 1.0
+        for token in tokens:
+            probability *= float(q[token]) / left
+            left -= float(q[token])
+        below = [list(drawn_trees(width, depth - 1, (*context, token))) for token in tokens]
+        for subtrees in itertools.product(*below):
+            weight = probability
+            for share, _ in subtrees:
+                weight *= share
+            yield weight, [(t, sub) for t, (_, sub) in zip(tokens, subtrees, strict=True)]
+
+
+def token_tree(nested: list[tuple[int, list]]) -> TokenTree:
+    tokens: list[int] = []
+    parents: list[int] = []
+    laws: list[Law] = []
+    level = [(ANCHOR, (), nested)]
+    while level:
+        following = []
+        for parent, context, children in level:
+            law = Law(tuple(range(VOCAB)), tuple(law_of("q", context).tolist()))
+            for token, below in children:
+                tokens.append(token)
+                parents.append(parent)
+                laws.append(law)
+                following.append((len(tokens) - 1, (*context, token), below))
+        level = following
+    return TokenTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens), tuple(laws))
+
+
+def error(rule: Rule, width: int, depth: int) -> tuple[float, float]:
+    """(largest error of the law of the first depth + 1 tokens, expected accepted tokens)."""
+    length = depth + 1
+    found: Outcome = {}
+    accepted = 0.0
+
+    def add(tokens: Context, probability: float) -> None:
+        """Tokens beyond a round's are the target's."""
+        if len(tokens) >= length:
+            found[tokens[:length]] = found.get(tokens[:length], 0.0) + probability
+            return
+        for token, share in enumerate(law_of("p", tokens).tolist()):
+            add((*tokens, token), probability * share)
+
+    for weight, nested in drawn_trees(width, depth):
+        tree = token_tree(nested)
+
+        def run(luck: Script, tree: TokenTree = tree) -> Context:
+            def law_after(path: Context) -> torch.Tensor:
+                return law_of("p", tuple(tree.tokens[node] for node in path))
+
+            verdict = rule(tree, law_after, luck, lambda token: True)
+            assert len(verdict.tokens) == len(verdict.accepted) + 1
+            return verdict.tokens
+
+        for probability, tokens in every_outcome(run):
+            add(tokens, weight * probability)
+            accepted += weight * probability * (len(tokens) - 1)
+    worst = 0.0
+    for context in itertools.product(range(VOCAB), repeat=length):
+        right = 1.0
+        for place, token in enumerate(context):
+            right *= float(law_of("p", context[:place])[token])
+        worst = max(worst, abs(found.get(context, 0.0) - right))
+    return worst, accepted
+
+
+@pytest.mark.parametrize(
+    ("rule", "width", "depth"),
+    [
+        (verification.rejection, 1, 1),
+        (verification.rejection, 1, 3),
+        (verification.rejection, 2, 1),
+        (verification.rejection, 3, 1),
+        (verification.rejection, 2, 2),
+        (verification.block, 1, 1),
+        (verification.block, 1, 2),
+        (verification.block, 1, 3),
+    ],
+)
+def test_every_outcome_adds_up_to_the_targets_law(rule: Rule, width: int, depth: int) -> None:
+    worst, accepted = error(rule, width, depth)
+    assert worst < EXACT
+    assert accepted > 0.0
+
+
+def test_a_block_is_never_shorter_than_one_by_one() -> None:
+    for depth in (1, 2, 3):
+        one_by_one = error(verification.rejection, 1, depth)[1]
+        together = error(verification.block, 1, depth)[1]
+        assert together >= one_by_one - EXACT
+    assert together > one_by_one + BROKEN
+
+
+def test_the_block_papers_own_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p = (1/3, 2/3), q = (2/3, 1/3), two tokens: 10/9 are accepted one by one, 11/9 together."""
+    laws = {"p": torch.tensor([1, 2]) / 3.0, "q": torch.tensor([2, 1]) / 3.0}
+    monkeypatch.setattr(f"{__name__}.VOCAB", 2)
+    monkeypatch.setattr(f"{__name__}.law_of", lambda name, _: laws[name].double())
+    assert error(verification.rejection, 1, 2)[1] == pytest.approx(10 / 9, abs=1e-6)
+    assert error(verification.block, 1, 2)[1] == pytest.approx(11 / 9, abs=1e-6)
+
+
+def test_typical_acceptance_is_lossy() -> None:
+    assert error(verification.typical, 2, 2)[0] > BROKEN
+
+
+class Patched:
+    """`rejection` with a `Drawn` that makes a mistake."""
+
+    def __init__(self, drawn: type) -> None:
+        self.drawn = drawn
+
+    def __call__(self, *arguments: object) -> verification.Verdict:
+        right = verification.Drawn
+        verification.Drawn = self.drawn  # type: ignore[misc]
+        try:
+            return verification.rejection(*arguments)  # type: ignore[arg-type]
+        finally:
+            verification.Drawn = right  # type: ignore[misc]
+
+
+class NeverDropped(verification.Drawn):
+    def drop(self, token: int) -> None:
+        """Draws without replacement, judged as draws with it."""
+
+
+class NothingTaken(verification.Drawn):
+    def taken_off(self, law: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        """The bonus token is drawn from the target's whole law."""
+        return law
+
+
+class Softer(verification.Drawn):
+    def __init__(self, law: Law) -> None:
+        """The drafter's law as it was before the filters that the token was drawn through."""
+        soft = torch.tensor(law.probabilities, dtype=torch.float64) ** 0.5
+        super().__init__(Law(law.ids, tuple((soft / soft.sum()).tolist())))
+
+
+def pruned(tree: TokenTree, law_after, chance, commit) -> verification.Verdict:
+    """Of the children that were drawn only the likeliest is kept."""
+    kept = []
+    for node in (ANCHOR, *range(len(tree))):
+        children = tree.children(node)
+        if children and (node == ANCHOR or node in kept):
+            law = tree.laws[children[0]]
+            kept.append(
+                max(children, key=lambda c: law.probabilities[law.ids.index(tree.tokens[c])])
+            )
+    return verification.rejection(
+        tree._select(sorted(kept)), _under(tree, kept, law_after), chance, commit
+    )
+
+
+def unsure_dropped(tree: TokenTree, law_after, chance, commit) -> verification.Verdict:
+    """A token that turned out unlikely is thrown away instead of tested."""
+    sure = [
+        node
+        for node in range(len(tree))
+        if tree.laws[node].probabilities[tree.laws[node].ids.index(tree.tokens[node])] > 0.3
+    ]
+    kept: list[int] = []
+    for node in sure:
+        if tree.parents[node] in (ANCHOR, *kept):
+            kept.append(node)
+    return verification.rejection(tree._select(kept), _under(tree, kept, law_after), chance, commit)
+
+
+def _under(tree: TokenTree, kept: list[int], law_after):
+    order = sorted(kept)
+    return lambda path: law_after(tuple(order[node] for node in path))
+
+
+def a_draw_a_row(tree: TokenTree, law_after, chance, commit) -> verification.Verdict:
+    """Each child has a draw of the target's of its own: several chances where there is one."""
+    children = tree.children(ANCHOR)
+    for child in children:
+        token = chance.draw(0, law_after(()))
+        if token == tree.tokens[child]:
+            last = chance.draw(1, law_after((child,)))
+            return verification.Verdict((token, last), (child,), 1)
+    return verification.Verdict((chance.draw(0, law_after(())),), (), 1)
+
+
+def shared_luck(tree: TokenTree, law_after, chance, commit) -> verification.Verdict:
+    """One number decides for all tokens of a chain."""
+    weakest = 1.0
+    for node in range(len(tree)):
+        law = law_after(tuple(range(node)))
+        drawn = verification.Drawn(tree.laws[node])
+        weakest = min(weakest, float(law[tree.tokens[node]]) / drawn.probability(tree.tokens[node]))
+    if chance.accept(0, min(1.0, weakest)):
+        last = chance.draw(len(tree), law_after(tuple(range(len(tree)))))
+        return verification.Verdict((*tree.tokens, last), tuple(range(len(tree))), 1)
+    law = verification.Drawn(tree.laws[0]).taken_off(law_after(()))
+    return verification.Verdict((chance.draw(0, law),), (), 1)
+
+
+def block_without_weights(tree: TokenTree, law_after, chance, commit) -> verification.Verdict:
+    """The last token that was accepted one by one counts, whatever came before it."""
+    kept = 0
+    for node in range(len(tree)):
+        law = law_after(tuple(range(node)))
+        drawn = verification.Drawn(tree.laws[node])
+        token = tree.tokens[node]
+        if chance.accept(node, min(1.0, float(law[token]) / drawn.probability(token))):
+            kept = node + 1
+    law = law_after(tuple(range(kept)))
+    if kept < len(tree):
+        law = verification.Drawn(tree.laws[kept]).taken_off(law)
+    tokens = (*tree.tokens[:kept], chance.draw(kept, law))
+    return verification.Verdict(tokens, tuple(range(kept)), kept)
+
+
+@pytest.mark.parametrize(
+    ("rule", "width", "depth"),
+    [
+        (Patched(NeverDropped), 3, 1),
+        (Patched(NothingTaken), 1, 1),
+        (Patched(Softer), 1, 1),
+        (pruned, 2, 1),
+        (unsure_dropped, 1, 2),
+        (a_draw_a_row, 2, 1),
+        (shared_luck, 1, 2),
+        (block_without_weights, 1, 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or getattr(value, "drawn", value),
+)
+def test_a_mistake_shows(rule: Rule, width: int, depth: int) -> None:
+    assert error(rule, width, depth)[0] > BROKEN
+
+
+def test_the_whole_law_is_left_where_rounding_leaves_nothing() -> None:
+    law = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    drawn = verification.Drawn(Law((0, 1), (0.5, 0.5)))
+    assert drawn.taken_off(law).tolist() == law.tolist()

@@ -6,6 +6,7 @@ over its nodes says, each by its depth and rank, and the best tree is found with
 """
 
 import heapq
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +32,8 @@ class Accuracies:
         self._rates = [list(rates) for rates in measured]
 
     def at(self, depth: int) -> Sequence[float]:
-        """One rate for each rank at this depth, 0 for the first level."""
-        return self._rates[depth]
+        """One rate for each rank at this depth, 0 for the first level; never rising."""
+        return list(itertools.accumulate(self._rates[depth], min))
 
     def observe(self, levels: Sequence[Sequence[int]], tokens: Sequence[int]) -> None:
         """Learn from what was committed where `levels` had been guessed, best first."""
@@ -50,21 +51,26 @@ class Accuracies:
 
     @staticmethod
     def load(folder: Path, depths: int) -> "Accuracies":
-        """Those of a checkpoint; where none were measured, about those of published Medusa heads."""
+        """Those of a checkpoint, or what is usual where none were measured."""
         file = folder / ACCURACIES
-        if file.is_file():
-            return Accuracies(json.loads(file.read_text()))
+        return (
+            Accuracies(json.loads(file.read_text())) if file.is_file() else Accuracies.usual(depths)
+        )
+
+    @staticmethod
+    def usual(depths: int) -> "Accuracies":
+        """About those of published Medusa heads."""
+        ranks = range(GUESSES)
         return Accuracies(
-            [
-                [0.5 * 0.6**depth / (1 + rank) ** 2 for rank in range(GUESSES)]
-                for depth in range(depths)
-            ]
+            [[0.5 * 0.6**depth / (1 + rank) ** 2 for rank in ranks] for depth in range(depths)]
         )
 
 
 def best_tree(levels: Sequence[Sequence[tuple[int, float]]], max_nodes: int) -> TokenTree:
-    """The `max_nodes` likeliest nodes of all paths through levels of tokens and their probabilities."""
-    ordered = [sorted(level, key=lambda guess: -guess[1]) for level in levels]
+    """The `max_nodes` likeliest nodes of all paths through levels of tokens and their probabilities.
+
+    Of a level the likeliest guess comes first.
+    """
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
@@ -72,9 +78,9 @@ def best_tree(levels: Sequence[Sequence[tuple[int, float]]], max_nodes: int) -> 
     frontier: list[tuple[float, int, int, int, int]] = []
 
     def reach(parent: int, depth: int, rank: int) -> None:
-        if depth < len(ordered) and rank < len(ordered[depth]):
+        if depth < len(levels) and rank < len(levels[depth]):
             above = 1.0 if parent == ANCHOR else scores[parent]
-            score = above * ordered[depth][rank][1]
+            score = above * levels[depth][rank][1]
             heapq.heappush(frontier, (-score, reached[0], parent, depth, rank))
             reached[0] += 1
 
@@ -82,7 +88,7 @@ def best_tree(levels: Sequence[Sequence[tuple[int, float]]], max_nodes: int) -> 
     reach(ANCHOR, 0, 0)
     while frontier and len(tokens) < max_nodes:
         score, _, parent, depth, rank = heapq.heappop(frontier)
-        tokens.append(ordered[depth][rank][0])
+        tokens.append(levels[depth][rank][0])
         parents.append(parent)
         scores.append(-score)
         reach(parent, depth, rank + 1)

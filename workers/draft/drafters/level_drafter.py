@@ -6,6 +6,7 @@ commit.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Generic, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from workers.draft.drafter import Ask, Drafter
 from workers.draft.levels import GUESSES, Accuracies, best_tree
 from workers.request import SamplingParams
 from workers.rpc.messages import Features
-from workers.tree import TokenTree
+from workers.tree import Law, TokenTree
 
 _NOBODY: Final = -1
 _WARM_UP: Final = 8
@@ -24,13 +25,16 @@ _WARM_UP: Final = 8
 class LevelSession:
     """What is known of one answer.
 
-    `length` tokens are committed, `levels` are the guesses that were made behind the last of them.
+    `length` tokens are committed, `levels` are the guesses that were made behind the last of them. Where
+    tokens are `drawn`, `draws` counts how often.
     """
 
     def __init__(self, sampling: SamplingParams) -> None:
         self.sampling = sampling
         self.length = 0
         self.levels: list[list[int]] = []
+        self.drawn = False
+        self.draws = 0
 
     def take(self, tokens: Sequence[int]) -> None:
         """These tokens are committed."""
@@ -44,12 +48,13 @@ SessionT = TypeVar("SessionT", bound=LevelSession)
 class LevelDrafter(Drafter, Generic[SessionT]):
     """Guesses all levels of a tree at once; sessions share a pass.
 
-    `ids` int32 are the target's ids of what is guessed.
+    `ids` int32 are the target's ids of what is guessed, `accuracies` those of its guesses at `depths` depths.
     """
 
-    def __init__(self, ids: torch.Tensor, accuracies: Accuracies) -> None:
+    def __init__(self, ids: torch.Tensor, depths: int, accuracies: Accuracies) -> None:
         self._ids = ids
         self._accuracies = accuracies
+        self._drawn_accuracies = Accuracies.usual(depths)
         self._sessions: dict[int, SessionT] = {}
 
     @abstractmethod
@@ -83,7 +88,7 @@ class LevelDrafter(Drafter, Generic[SessionT]):
         """See Drafter."""
         known = self._sessions[session]
         if tokens:
-            self._accuracies.observe(known.levels, tokens)
+            self._rates(known).observe(known.levels, tokens)
             known.take(tokens)
 
     def close(self, session: int) -> None:
@@ -100,16 +105,31 @@ class LevelDrafter(Drafter, Generic[SessionT]):
         ]
 
     def _tree(self, session: SessionT, ask: Ask, logits: torch.Tensor) -> TokenTree:
-        """The best tree of the guesses, which are ranked by the target's rule and noise."""
+        """The best tree of the guesses, which are ranked by the target's rule and noise, or drawn."""
         session.levels = []
+        session.drawn = ask.drawn and not session.sampling.greedy
+        laws: list[Law] = []
         for depth, row in enumerate(logits[: ask.max_depth]):
-            places, _ = sampling.rank_children(
-                row, self._ids, session.sampling, session.length + depth, 1.0, GUESSES
-            )
-            session.levels.append(self._ids[places].tolist())
+            if session.drawn:
+                session.draws += 1
+                tokens, law = sampling.draw_children(
+                    row, self._ids, session.sampling, session.draws, GUESSES
+                )
+                laws.append(law)
+            else:
+                places, _ = sampling.rank_children(
+                    row, self._ids, session.sampling, session.length + depth, 1.0, GUESSES
+                )
+                tokens = self._ids[places].tolist()
+            session.levels.append(tokens)
         shown = 1 if ask.chain else GUESSES
+        rates = self._rates(session)
         levels = [
-            list(zip(tokens[:shown], self._accuracies.at(depth), strict=False))
+            list(zip(tokens[:shown], rates.at(depth), strict=False))
             for depth, tokens in enumerate(session.levels)
         ]
-        return best_tree(levels, ask.sent_nodes)
+        tree = best_tree(levels, ask.sent_nodes)
+        return replace(tree, laws=tuple(laws[depth - 1] for depth in tree.depths() if laws))
+
+    def _rates(self, session: SessionT) -> Accuracies:
+        return self._drawn_accuracies if session.drawn else self._accuracies

@@ -39,7 +39,7 @@ class MaskDrafter(LevelDrafter[MaskSession]):
     """Drafts with some layers of the target and masks."""
 
     def __init__(self, masked: MaskedDraft, num_slots: int, accuracies: Accuracies) -> None:
-        super().__init__(masked.draft.ids, accuracies)
+        super().__init__(masked.draft.ids, 1 + len(masked.masks), accuracies)
         self.vocabulary_fingerprint = masked.draft.vocabulary_fingerprint
         self._model = masked.draft.model
         self._masks = masked.masks

@@ -44,7 +44,7 @@ class MedusaDrafter(LevelDrafter[MedusaSession]):
         vocabulary_fingerprint: str,
         accuracies: Accuracies,
     ) -> None:
-        super().__init__(heads.vocabulary.cpu(), accuracies)
+        super().__init__(heads.vocabulary.cpu(), len(heads.heads), accuracies)
         self.vocabulary_fingerprint = vocabulary_fingerprint
         self.feature_width = heads.width
         self._heads = heads.to(device).to(dtype)

@@ -135,6 +135,7 @@ def test_guesses_of_several_tokens_are_learned_and_load(
     for depth in range(3):
         first, last = (curve[i]["agreement"][depth][2] for i in (0, -1))
         assert last > first + 0.02
+    assert curve[-1]["overlap"] > curve[0]["overlap"]
     # What was measured on texts that were held out is what trees are built from.
     accuracies = Accuracies.load(out, 3)
     for depth in range(3):

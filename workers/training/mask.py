@@ -65,18 +65,18 @@ class MaskLearner:
 
     def agreement(self, sample: Sample, into: Agreement) -> None:
         """See Learner."""
-        guesses, choices = self.levels(sample)
+        cuts = self._cuttable(sample)
+        logits = self._behind(sample, cuts)
+        guesses, choices = self._judged(sample, cuts, logits)
         for depth in range(self.depths):
             into.count(depth, guesses[depth], choices[depth])
+        law = self._teacher.law(sample.last[cuts]).exp()
+        into.overlap += float(torch.minimum(logits[0].softmax(-1), law).sum())
 
     def levels(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """See LevelGuesser."""
-        choices = self._teacher.choices(sample.last)
         cuts = self._cuttable(sample)
-        causal, masked = self._logits(sample, cuts)
-        logits = torch.cat([causal[cuts][:, None], masked], 1).transpose(0, 1)  # [K, C, Vd]
-        guesses = self._teacher.vocabulary[logits.topk(8).indices]
-        return guesses, torch.stack([choices[cuts + depth] for depth in range(self.depths)])
+        return self._judged(sample, cuts, self._behind(sample, cuts))
 
     def save(self, folder: Path) -> None:
         """See Learner."""
@@ -88,6 +88,19 @@ class MaskLearner:
         device = sample.tokens.device
         first, end = sample.answer_from - 1, len(sample.tokens) - self.depths + 1
         return torch.arange(first, max(first, end), device=device)
+
+    def _behind(self, sample: Sample, cuts: torch.Tensor) -> torch.Tensor:
+        """Logits [K, C, Vd] of all that is guessed behind cuts."""
+        causal, masked = self._logits(sample, cuts)
+        return torch.cat([causal[cuts][:, None], masked], 1).transpose(0, 1)
+
+    def _judged(
+        self, sample: Sample, cuts: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best guesses [K, C, 8] behind cuts, and what the target takes there [K, C]."""
+        guesses = self._teacher.vocabulary[logits.topk(8).indices]
+        choices = self._teacher.choices(sample.last)
+        return guesses, torch.stack([choices[cuts + depth] for depth in range(self.depths)])
 
     def _logits(self, sample: Sample, cuts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the text's rows [T, Vd] and of the masks' [C, M, Vd], float32."""

@@ -154,7 +154,7 @@ class Generation:
         running on the workers.
         """
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._over)
+            stack.push(self._over)
             for seat in self._seats:
                 stack.callback(asyncio.create_task(seat.hold()).cancel)
             deadline = self.request.deadline
@@ -170,7 +170,6 @@ class Generation:
                             self.stats.finish_reason = piece.finished.reason
                             return
                         if self._error is not None:
-                            self.stats.finish_reason = self._error.code.name.lower()
                             raise self._error
                         if self._lost is not None:
                             break
@@ -220,8 +219,10 @@ class Generation:
                 self._ask(self._choice.asked)
             yield
 
-    def _over(self) -> None:
+    def _over(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Tell who watches: metrics, the trace, the log. Prompts and answers are in none of them."""
+        if isinstance(error, ServiceError):
+            self.stats.finish_reason = error.code.name.lower()
         self._ended(self.stats)
         self._trace.ended(self.stats, len(self.request.prompt))
         logger.info(

@@ -198,6 +198,8 @@ def make() -> Schema:
         ),
         "podDisruptionBudget": closed({"enabled": BOOLEAN}),
         "podMonitor": closed({"enabled": BOOLEAN, "interval": STRING, "labels": STRINGS}),
+        "prometheusRule": closed({"enabled": BOOLEAN, "labels": STRINGS}),
+        "dashboards": closed({"enabled": BOOLEAN, "labels": STRINGS}),
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

@@ -175,12 +175,15 @@ class Node:
 
 
 class Cluster:
-    """A head node and others. `dashboard` is the base URL of Ray's own HTTP interface."""
+    """A head node and others.
+
+    `dashboard` is the base URL of Ray's own HTTP interface, `token` what it asks for.
+    """
 
     def __init__(self, dashboard: str, folder: Path, nodes: list[Node], token: str) -> None:
         self.dashboard = dashboard
         self.nodes = nodes
-        self._token = token
+        self.token = token
         self._folder = folder
 
     def deploy(self, config: dict[str, Any]) -> None:
@@ -190,7 +193,7 @@ class Cluster:
         serve = str(Path(sys.executable).with_name("serve"))
         argv = [serve, "deploy", str(path), "-a", self.dashboard]
         done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, env=_environment(self._token)
+            argv, capture_output=True, text=True, check=False, env=_environment(self.token)
         )
         if done.returncode:
             raise RuntimeError(f"serve deploy failed:\n{done.stderr[-3000:]}")
@@ -214,7 +217,7 @@ class Cluster:
 
     def applications(self) -> dict[str, Any]:
         """What Serve says of its applications, by name."""
-        found: dict[str, Any] = _asked(self.dashboard, self._token).json()["applications"]
+        found: dict[str, Any] = _asked(self.dashboard, self.token).json()["applications"]
         return found
 
     def replicas(self, application: str, deployment: str) -> dict[str, int]:

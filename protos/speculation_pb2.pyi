@@ -212,7 +212,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "resumed", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "rate", "waits_in_vain", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "prefix_queries", "prefix_hits")
+    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "resumed", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_committed", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "rate", "waits_in_vain", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "prefix_queries", "prefix_hits")
     RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class WorkerStatus(_message.Message):
     PROPOSALS_USED_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_REBASED_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NODES_PRICED_OUT_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +257,7 @@ class WorkerStatus(_message.Message):
     proposals_used: int
     proposals_rebased: int
     proposals_dropped: int
+    tokens_committed: int
     tokens_drafted: int
     tokens_accepted: int
     nodes_priced_out: int
@@ -273,7 +275,7 @@ class WorkerStatus(_message.Message):
     growth_ns: int
     prefix_queries: int
     prefix_hits: int
-    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., resumed: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., rate: _Optional[float] = ..., waits_in_vain: _Optional[int] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
+    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., resumed: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_committed: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., rate: _Optional[float] = ..., waits_in_vain: _Optional[int] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores", "laws")

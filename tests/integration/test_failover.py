@@ -171,7 +171,8 @@ async def test_without_another_target_of_the_same_weights_it_is_an_error() -> No
     """Never a false stop, and never other weights."""
     async with harness(tiny.llama(), LookupDrafter(), others=[tiny.llama(seed=1)]) as h:
         h.thresholds = CoordinatorThresholds(failover_wait_s=0.4)
-        pieces = h.generation(h.request(PROMPT, max_tokens=400)).pieces()
+        generation = h.generation(h.request(PROMPT, max_tokens=400))
+        pieces = generation.pieces()
         first = await anext(pieces)
         await h.targets.workers[0].stop()
         began = time.monotonic()
@@ -182,6 +183,7 @@ async def test_without_another_target_of_the_same_weights_it_is_an_error() -> No
             await rest
         assert time.monotonic() - began < 5
         assert first.tokens
+        assert generation.stats.finish_reason == "unavailable"
 
 
 async def test_an_answer_that_loses_every_target_is_given_up() -> None:

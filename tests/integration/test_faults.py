@@ -115,8 +115,11 @@ async def test_no_draft_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_deadline_ends_the_answer_and_frees_everything() -> None:
     async with harness(tiny.llama(), ReplayDrafter("wrong", VOCAB)) as h:
         request = h.request(PROMPT, max_tokens=480, timeout_s=0.2)
+        generation = h.generation(request)
         with pytest.raises(DeadlineExceeded):
-            await h.generate(request)
+            async for _ in generation.pieces():
+                pass
+        assert generation.stats.finish_reason == "deadline_exceeded"
         await h.idle()
 
 

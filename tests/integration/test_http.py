@@ -332,3 +332,14 @@ async def test_a_front_that_knows_no_target_yet_waits_for_one() -> None:
             assert (await asking).status_code == 200
             coordinator = (await asking).headers["x-slipstream-coordinator"]
             assert coordinator == (await client.get("/health")).headers["x-slipstream-coordinator"]
+
+
+async def test_another_law_needs_consent(client: httpx.AsyncClient) -> None:
+    body = {**TEXT, "temperature": 1.0, "speculation": {"verification": "typical"}}
+    assert "set speculation.lossy" in await refused(client, "completions", body)
+    body["speculation"] = {"verification": "typical", "lossy": True}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    body["speculation"] = {"verification": "exact"}
+    assert "'coupled', 'rejection', 'block' or 'typical'" in await refused(
+        client, "completions", body
+    )

@@ -138,6 +138,7 @@ async def test_workers_say_what_happened() -> None:
         target = h.target.status()
         assert target.steps >= stats["rounds"]
         assert target.tokens_accepted == stats["accepted_tokens"] > 0
+        assert target.tokens_committed == 60
         assert target.drift > 0
         steps = h.target.recent_steps()
         assert sum(rows for _, rows in steps) == target.rows

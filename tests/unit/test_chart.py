@@ -39,7 +39,7 @@ KUBERNETES = ("1.27", "1.37")
 """The oldest that Chart.yaml admits, and the newest whose schemas are here."""
 
 # Not part of Kubernetes: checked by their own tests.
-CUSTOM = {"RayService", "PodMonitor"}
+CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
 
 every_set = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 
@@ -424,25 +424,33 @@ def autoscaling(values: Path) -> bool:
     return bool(cluster["enableInTreeAutoscaling"])
 
 
-def test_prometheus_finds_every_pod_and_every_coordinator() -> None:
+def test_prometheus_finds_every_pod() -> None:
     objects = render(ROOT / "k8s" / "values" / "l4-h100.yaml")
-    monitors = {made["metadata"]["name"]: made["spec"] for made in of_kind(objects, "PodMonitor")}
-    found = {
-        name: sorted(
-            group
-            for group, pod in pods(objects).items()
-            if spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        )
-        for name, spec in monitors.items()
+    (monitor,) = of_kind(objects, "PodMonitor")
+    chosen = monitor["spec"]["selector"]["matchLabels"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for pod in pods(objects).values():
+        assert chosen.items() <= pod["metadata"]["labels"].items()
+        (container,) = pod["spec"]["containers"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_alerts_and_dashboards_are_there_for_who_wants_them(tmp_path: Path) -> None:
+    kinds = {"PrometheusRule", "ConfigMap"}
+    assert not kinds & {made["kind"] for made in render(CPU_TRIAL)}
+    changes = {
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True},
     }
-    assert found == {
-        "trial-slipstream-ray": sorted(pods(objects)),
-        "trial-slipstream": ["coordinators"],
-    }
-    for spec in monitors.values():
-        (endpoint,) = spec["podMetricsEndpoints"]
-        named = {p["name"] for p in pods(objects)["head"]["spec"]["containers"][0]["ports"]}
-        assert endpoint["port"] in named
+    objects = render(CPU_TRIAL, write(tmp_path, changes))
+    (rule,) = of_kind(objects, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    (shown,) = of_kind(objects, "ConfigMap")
+    assert core_problems(shown) == []
+    assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
+    files = (CHART / "files" / "dashboards").glob("*.json")
+    assert shown["data"] == {path.name: path.read_text() for path in files}
 
 
 def test_no_pod_changes_with_the_chart_or_the_models(tmp_path: Path) -> None:

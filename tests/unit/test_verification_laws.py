@@ -16,7 +16,7 @@ from workers.tree import ANCHOR, Law, TokenTree
 
 VOCAB = 3
 EXACT = 1e-12
-BROKEN = 1e-3
+BROKEN = 1e-6
 
 Context = tuple[int, ...]
 Outcome = dict[Context, float]

@@ -15,6 +15,7 @@ class Counters:
     proposals_used: int = 0
     proposals_rebased: int = 0
     proposals_dropped: int = 0
+    tokens_committed: int = 0
     tokens_drafted: int = 0
     tokens_accepted: int = 0
     nodes_priced_out: int = 0

@@ -186,6 +186,7 @@ class TargetSession:
             self._text.append(self._stops.flush())
         text = "".join(self._text)
         self._text.clear()
+        self._counters.tokens_committed += len(verdict.tokens)
         self._counters.tokens_drafted += len(self._tree)
         self._counters.tokens_accepted += len(verdict.accepted)
         self._counters.proposals_used += bool(self._tree)

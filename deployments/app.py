@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
+import typing
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -426,16 +427,9 @@ def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[
 
 def drafter_configs(drafts: list[dict[str, Any]]) -> tuple[Any, ...]:
     """The configs of workers.draft.config for such options."""
-    from workers.draft.config import (
-        EagleConfig,
-        LookupConfig,
-        MaskConfig,
-        MedusaConfig,
-        ModelConfig,
-    )
+    from workers.draft.config import DrafterConfig
 
-    kinds = (LookupConfig, ModelConfig, EagleConfig, MedusaConfig, MaskConfig)
-    configs = {config.kind: config for config in kinds}
+    configs = {config.kind: config for config in typing.get_args(DrafterConfig)}
     return tuple(
         configs[draft["kind"]](**{k: v for k, v in draft.items() if k != "kind"})
         for draft in drafts

@@ -24,14 +24,15 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.config import (
     AppConfig,
     CoordinatorThresholds,
+    DatastoreArgs,
     DraftAppConfig,
     FrontConfig,
-    LookupArgs,
+    LoadedArgs,
     Strict,
     TargetAppConfig,
     WorkerThresholds,
 )
-from workers.checkpoint import CheckpointError, check_drafter, locate
+from workers.checkpoint import CheckpointError, already_there, check_drafter, locate
 
 MODULE: Final = "deployments.app"
 BUILDERS: Final[dict[str, tuple[type[Strict], tuple[str, ...]]]] = {
@@ -130,6 +131,7 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
         seats, ranks = config.target.max_num_seqs, config.target.tensor_parallel_size
     if isinstance(config, AppConfig | DraftAppConfig):
         yield from _check_models(config, f"{place}.args")
+        yield from _check_datastores(config, f"{place}.args")
         gpus = _on_gpus(config)
         drafted = any(draft.placement == "draft" for draft in config.drafts)
     for index, deployment in enumerate(application.get("deployments") or []):
@@ -211,7 +213,7 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
     )
     kinds = {}
     for index, draft in enumerate(config.drafts):
-        if not isinstance(draft, LookupArgs):
+        if isinstance(draft, LoadedArgs):
             where = f"{place}.drafts.{index}.model"
             references[where], kinds[where] = draft.model, draft.kind
     for where, reference in references.items():
@@ -221,6 +223,38 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
                 check_drafter(found, kinds[where])
         except CheckpointError as error:
             yield f"{where}: {error}"
+
+
+def _check_datastores(config: AppConfig | DraftAppConfig, place: str) -> Iterator[str]:
+    """What is wrong with datastores; their vocabulary is looked at where the target's needs no conversion."""
+    from workers.datastore.files import DatastoreError, check_vocabulary, describe
+
+    folders = {
+        f"{place}.drafts.{index}.folder": Path(draft.folder).expanduser()
+        for index, draft in enumerate(config.drafts)
+        if isinstance(draft, DatastoreArgs)
+    }
+    target = config.target.model if isinstance(config, AppConfig) else config.target
+    fingerprint = _vocabulary(target) if folders else None
+    for where, folder in folders.items():
+        try:
+            if fingerprint is None:
+                describe(folder)
+            else:
+                check_vocabulary(folder, fingerprint)
+        except DatastoreError as error:
+            yield f"{where}: {error}"
+
+
+def _vocabulary(reference: str) -> str | None:
+    """The fingerprint of a model's vocabulary, None if the model would have to be fetched or converted."""
+    from workers.vocabulary import fingerprint_of
+
+    try:
+        folder = already_there(reference)
+    except CheckpointError:
+        return None
+    return None if folder is None else fingerprint_of(folder)
 
 
 def _validate(model: type[BaseModel], data: Any, place: str) -> list[str]:

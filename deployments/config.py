@@ -1,6 +1,6 @@
 """What `deployments.yaml` says under `applications[].args` and `deployments[].user_config`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -78,6 +78,31 @@ class LookupArgs(Named):
     kind: Literal["lookup"]
 
 
+class LearningArgs(Named):
+    """What drafters have that can learn from the answers that are served."""
+
+    learn: bool = Field(
+        False,
+        description="draft from earlier answers, too: those to the same API key; without keys, all of them",
+    )
+    history_tokens: int = Field(
+        131072, ge=1024, description="tokens of answers that are kept at most, of all keys together"
+    )
+
+
+class SuffixArgs(LearningArgs):
+    """Suffix decoding: what most often followed in prompt and answer; needs no model."""
+
+    kind: Literal["suffix"]
+
+
+class DatastoreArgs(LearningArgs):
+    """Retrieval from a datastore that `python -m workers.datastore build` has made."""
+
+    kind: Literal["datastore"]
+    folder: str = Field(min_length=1, description="of the datastore, on every draft worker")
+
+
 class LoadedArgs(Named):
     """What drafters with a model have."""
 
@@ -142,8 +167,29 @@ class MaskArgs(CachedArgs):
     kind: Literal["mask"]
 
 
+class CustomArgs(Named):
+    """A drafter of your own package, which is installed where the worker runs (docs/custom-drafter.md)."""
+
+    kind: Literal["custom"]
+    factory: str = Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
+        description="package.module:function, called with the target's reference and the options",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the factory"
+    )
+
+
 DrafterArgs = Annotated[
-    LookupArgs | ModelArgs | EagleArgs | MedusaArgs | MaskArgs, Field(discriminator="kind")
+    LookupArgs
+    | SuffixArgs
+    | DatastoreArgs
+    | ModelArgs
+    | EagleArgs
+    | MedusaArgs
+    | MaskArgs
+    | CustomArgs,
+    Field(discriminator="kind"),
 ]
 
 

@@ -484,6 +484,7 @@ class Generation:
             max_len=len(self.request.prompt) + self.request.stopping.max_tokens,
             mode=speculation.mode,
             traceparent=self._trace.traceparent,
+            key_id=self.request.key_id,
         )
 
 

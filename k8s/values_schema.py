@@ -15,11 +15,14 @@ from ray.serve.schema import HTTPOptionsSchema
 
 from deployments.config import (
     CoordinatorThresholds,
+    CustomArgs,
+    DatastoreArgs,
     EagleArgs,
     LookupArgs,
     MaskArgs,
     MedusaArgs,
     ModelArgs,
+    SuffixArgs,
     TargetArgs,
     WorkerThresholds,
 )
@@ -40,10 +43,13 @@ KEY: Final = "^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$"
 
 DRAFTERS: Final[dict[str, type[BaseModel]]] = {
     "lookup": LookupArgs,
+    "suffix": SuffixArgs,
+    "datastore": DatastoreArgs,
     "model": ModelArgs,
     "eagle": EagleArgs,
     "medusa": MedusaArgs,
     "mask": MaskArgs,
+    "custom": CustomArgs,
 }
 
 

@@ -512,7 +512,7 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("lease_id", "tokens", "sampling", "drafters", "max_nodes", "chain", "max_len", "mode", "drawn", "traceparent")
+    __slots__ = ("lease_id", "tokens", "sampling", "drafters", "max_nodes", "chain", "max_len", "mode", "drawn", "traceparent", "key_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,7 @@ class OpenDraft(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -533,7 +534,8 @@ class OpenDraft(_message.Message):
     mode: Mode
     drawn: bool
     traceparent: str
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., max_len: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., drawn: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    key_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., max_len: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., drawn: _Optional[bool] = ..., traceparent: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("base_len", "tokens", "price", "pace", "features", "asked", "quiet")

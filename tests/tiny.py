@@ -1,14 +1,19 @@
 """Tiny models and tokenizers: every rule and cache path can be tested without training."""
 
 import itertools
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from workers.cache import cache_dir
+from workers.datastore import files
+from workers.datastore.index import Datastore
+from workers.datastore.suffix_array import suffix_array
 from workers.draft import cut, eagle, medusa
 from workers.draft.levels import ACCURACIES
 from workers.engine.features import FeatureTap
@@ -22,6 +27,7 @@ from workers.training.mask import MaskLearner
 from workers.training.medusa import MedusaLearner
 from workers.training.samples import Sample, Teacher
 from workers.training.trainer import Learner, Plan, Trainer
+from workers.vocabulary import vocabulary_fingerprint
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 CHAT_TEMPLATE = (
@@ -242,3 +248,15 @@ def spelling_llama() -> Path:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def datastore(folder: Path, texts: Sequence[Sequence[int]], dtype: str = ">u2") -> Datastore:
+    """A datastore of these tokens, for `byte_level_tokenizer()`."""
+    folder.mkdir(exist_ok=True)
+    separator = files.separator(np.dtype(dtype).itemsize)
+    tokens = np.array([t for text in texts for t in (*text, separator)], dtype)
+    np.save(folder / files.TOKENS, tokens)
+    np.save(folder / files.SUFFIXES, suffix_array(tokens, files.SORTED, lambda: None))
+    fingerprint = vocabulary_fingerprint(byte_level_tokenizer().backend_tokenizer)
+    files.Description(fingerprint, len(tokens), len(texts)).write(folder)
+    return Datastore(folder, fingerprint)

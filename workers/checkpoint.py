@@ -78,6 +78,17 @@ def locate(reference: str) -> Path | None:
     )
 
 
+def already_there(reference: str) -> Path | None:
+    """The folder of a model that needs neither a download nor a conversion, else None.
+
+    Raises CheckpointError if a path or package holds no model.
+    """
+    source = locate(reference)
+    if source is not None and source.suffix == ".gguf":
+        source = _converted_folder(source)
+    return source if source is not None and source.exists() else None
+
+
 def head_features(reference: str) -> FeatureKind:
     """What an EAGLE head reads of its target: "last" or "three" (see workers.engine.features).
 
@@ -160,10 +171,14 @@ def _download(reference: str) -> Path:
         ) from error
 
 
-def _convert(file: Path) -> Path:
+def _converted_folder(file: Path) -> Path:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-    folder = cache_dir("models") / f"{file.stem}-{digest}"
+    return cache_dir("models") / f"{file.stem}-{digest}"
+
+
+def _convert(file: Path) -> Path:
+    folder = _converted_folder(file)
     # Draft and target may start at the same moment; one converts, the other waits.
     with FileLock(f"{folder}.lock"):
         if not folder.exists():

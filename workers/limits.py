@@ -5,7 +5,7 @@ A peer that exceeds one is refused before anything is allocated for it.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """One gRPC message; a tokenizer file is the largest that is expected."""
@@ -33,6 +33,7 @@ MAX_CHOICES: Final = 128
 """Answers of one request: prompts times n."""
 
 MAX_TRACEPARENT_CHARS: Final = 64
+MAX_KEY_ID_CHARS: Final = 64
 MAX_SEED: Final = 2**63 - 1
 MIN_SEED: Final = -(2**63)
 

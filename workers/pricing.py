@@ -22,7 +22,10 @@ _NEXT_ROWS: Final = 16
 
 
 class StepTimes:
-    """Seconds of a step. `drift` follows how much slower steps are than when the table was measured."""
+    """Seconds of a step. `drift` follows how much slower steps are than when the table was measured.
+
+    `measured` is that table.
+    """
 
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
         """`measured[rows, context]` are seconds, for one context or two, the same rows for each.
@@ -30,6 +33,7 @@ class StepTimes:
         Between measured rows it is linear, beyond them as steep as between the last two; more rows never
         take less time. Contexts count tokens before the rows; the time is linear in them.
         """
+        self.measured = dict(measured)
         contexts = sorted({context for _, context in measured})
         self._rows = sorted({rows for rows, _ in measured})
         self._near = contexts[0]

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from tokenizers import Tokenizer
@@ -18,6 +19,13 @@ def vocabulary_fingerprint(tokenizer: Tokenizer) -> str:
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         digest.update(f"{index} {token}\n".encode(errors="surrogatepass"))
     return digest.hexdigest()[:16]
+
+
+def fingerprint_of(folder: Path) -> str:
+    """The fingerprint of the vocabulary of the model in a folder."""
+    from transformers import AutoTokenizer
+
+    return vocabulary_fingerprint(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
 
 
 class SharedVocabulary:

@@ -188,7 +188,7 @@ ENV = [{"name": "REDIS_PASSWORD", "value": "x"}]
         ("models/smollm2/target/args/dtyp", "auto", "'dtyp' not allowed"),
         ("models/smollm2/target/args/dtype", "float8", "'bfloat16'"),
         ("models/smollm2/target/args/device", "cuda", "'device' not allowed"),
-        ("models/smollm2/drafters", [{"name": "a", "kind": "lokup"}], "'lookup', 'model'"),
+        ("models/smollm2/drafters", [{"name": "a", "kind": "lokup"}], "'lookup', 'suffix'"),
         ("drafts/lookup/drafters", [{"name": "a", "kind": "lookup", "widht": 1}], "'widht'"),
         ("drafts/lookup/drafters", [{"name": "a", "kind": "model"}], "'model'"),
         ("drafts/lookup/replicas", {"min": 1, "maks": 2}, "'maks' not allowed"),

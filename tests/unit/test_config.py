@@ -88,6 +88,32 @@ def test_the_shipped_file_is_right() -> None:
             [{"name": "a", "kind": "medusa", "model": "x/y", "widht": 2}],
             "drafts.0.medusa.widht: unknown key",
         ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "suffix", "lern": True}],
+            "did you mean 'learn'",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "suffix", "history_tokens": 0}],
+            "history_tokens",
+        ),
+        ("applications.0.args.drafts", [{"name": "a", "kind": "datastore"}], "folder"),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "datastore", "folder": "no-such"}],
+            "drafts.0.folder: no-such holds no datastore: build one with python -m",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "custom", "factory": "my_package.make"}],
+            "drafts.0.custom.factory",
+        ),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "custom", "factory": "my_package:make", "option": {}}],
+            "did you mean 'options'",
+        ),
         ("applications.0.args.drafts.0.placement", "coordinator", "'draft' or 'target'"),
         ("applications.0.args.drafts", [], "Draft has nothing to run"),
         ("applications.0.args.target.device", "cuda", "add num_gpus"),

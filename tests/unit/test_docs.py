@@ -57,6 +57,7 @@ def test_every_field_of_a_request_is_in_the_docs(body: type[BaseModel]) -> None:
         config.EagleArgs,
         config.MedusaArgs,
         config.MaskArgs,
+        config.CustomArgs,
         config.DataPlaneArgs,
         config.DraftAppConfig,
         config.WorkerThresholds,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -70,6 +71,7 @@ MESSAGES = [
         [
             m.OpenDraft("lease", (1, 2), SAMPLING, ("a", "b"), 8, True, 99),
             m.OpenDraft("lease", (1, 2), SAMPLING, ("a", "b"), 8, True, 99, "sequential"),
+            m.OpenDraft("lease", (1, 2), SAMPLING, ("a",), 8, False, 99, key_id="k"),
             m.Commit(5, (1, 2, 3)),
             m.Commit(5, (1, 2, 3), (), frozenset(["a"]), 0.25, 64.0),
             m.Commit(5, (1, 2, 3), (), frozenset()),
@@ -142,6 +144,20 @@ def propose(**tree: list) -> pb.ToTarget:
 def test_frames_that_break_a_rule_are_refused_whole(frame: pb.ToTarget, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         codec.to_target_codec(vocab_size=10, max_tree_nodes=8).decode(frame)
+
+
+@pytest.mark.parametrize("kind", [codec.to_target_codec, codec.to_draft_codec])
+def test_a_key_id_is_as_long_as_a_key_files_at_most(kind: Callable[[], codec.Codec]) -> None:
+    sampling, longest = SamplingParams(), "k" * limits.MAX_KEY_ID_CHARS
+    for key_id, refused in ((longest, False), (longest + "k", True)):
+        message = (
+            m.OpenTarget("l", (1,), 1, sampling, StopRules(1), key_id=key_id)
+            if kind is codec.to_target_codec
+            else m.OpenDraft("l", (1,), sampling, ("a",), 8, False, 9, key_id=key_id)
+        )
+        frame = kind().encode([(1, message)])
+        with pytest.raises(ProtocolError, match="65") if refused else contextlib.nullcontext():
+            assert kind().decode(frame) == [(1, message)]
 
 
 def test_another_protocol_version_is_refused() -> None:

@@ -1,6 +1,8 @@
 """Configuration of a draft worker. Defaults belong to the edge, where users write."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +12,31 @@ class LookupConfig:
     name: str
 
     kind = "lookup"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Suffix decoding. With `learn`, the last `history_tokens` of served answers are drafted from, too."""
+
+    name: str
+    learn: bool
+    history_tokens: int
+
+    kind = "suffix"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DatastoreConfig:
+    """Retrieval from the datastore in `folder`; the rest as in SuffixConfig."""
+
+    name: str
+    folder: str
+    learn: bool
+    history_tokens: int
+
+    kind = "datastore"
     num_threads = 0
 
 
@@ -85,7 +112,22 @@ class MaskConfig:
     kind = "mask"
 
 
-DrafterConfig = LookupConfig | ModelConfig | EagleConfig | MedusaConfig | MaskConfig
+@dataclass(frozen=True, slots=True)
+class CustomConfig:
+    """A drafter of somebody else's package: `factory` is `package.module:function`, called with `options`."""
+
+    name: str
+    factory: str
+    options: Mapping[str, Any]
+
+    kind = "custom"
+    num_threads = 0
+
+
+WeightedConfig = ModelConfig | EagleConfig | MedusaConfig | MaskConfig
+"""Drafters whose weights can be reloaded."""
+
+DrafterConfig = LookupConfig | SuffixConfig | DatastoreConfig | WeightedConfig | CustomConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,10 @@ class Drafter(ABC):
         """Do once what takes long the first time, before there is any session."""
         return
 
+    def belongs_to(self, session: int, key_id: str) -> None:
+        """Whose a session is, said before it opens: only drafters that learn from answers need to know."""
+        return
+
     @abstractmethod
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """A session begins with these committed tokens."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from workers.draft import drafters
-from workers.draft.config import DrafterConfig, LookupConfig
+from workers.draft.config import DrafterConfig, WeightedConfig
 from workers.draft.drafter import Drafter
 from workers.draft.loop import DraftCounters, DraftLoop
 from workers.draft.session import DraftSession
@@ -102,7 +102,7 @@ class DrafterGroup:
         """
         for name, reference in weights.items():
             config = self._configs.get(name)
-            if config is None or isinstance(config, LookupConfig):
+            if not isinstance(config, WeightedConfig):
                 named = ", ".join(self._configs) or "none"
                 raise ValueError(f"weights: {name!r} is no drafter with weights here ({named})")
             if config.model == reference:

@@ -320,7 +320,7 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
             include_stop=message.stopping.include_stop,
         ),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
-        key_id=message.key_id,
+        key_id=_decode_key_id(message.key_id),
         patience_ms=_finite(message.patience_ms),
         show_special_tokens=message.show_special_tokens,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
@@ -452,6 +452,7 @@ def _encode_open_draft(message: m.OpenDraft) -> pb.OpenDraft:
         mode=message.mode.upper(),
         drawn=message.drawn,
         traceparent=message.traceparent,
+        key_id=message.key_id,
     )
 
 
@@ -467,12 +468,19 @@ def _decode_open_draft(message: pb.OpenDraft) -> m.OpenDraft:
         mode=_named(message.mode, _MODES, "mode"),
         drawn=message.drawn,
         traceparent=_decode_traceparent(message.traceparent),
+        key_id=_decode_key_id(message.key_id),
     )
 
 
 def _decode_traceparent(text: str) -> str:
     if len(text) > limits.MAX_TRACEPARENT_CHARS:
         raise ValueError(f"a traceparent of {len(text)} characters")
+    return text
+
+
+def _decode_key_id(text: str) -> str:
+    if len(text) > limits.MAX_KEY_ID_CHARS:
+        raise ValueError(f"a key id of {len(text)} characters")
     return text
 
 

@@ -200,6 +200,7 @@ class OpenDraft:
     mode: Mode = DEFAULT_MODE
     drawn: bool = False
     traceparent: str = ""
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,6 +259,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             max_len=request.prompt_len + request.stopping.max_tokens,
             mode=request.mode,
             drawn=request.verification in DRAWN,
+            key_id=request.key_id,
         )
         window = self._beside.feature_window(request.drafters)
         drafting = self._beside.open(opened, send)

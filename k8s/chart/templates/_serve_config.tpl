@@ -142,7 +142,7 @@ tls_name: {{ .dataPlane.tlsName }}
 {{- define "slipstream.drafter" -}}
 {{- $drafter := index . 0 -}}
 {{- toYaml $drafter -}}
-{{- if ne $drafter.kind "lookup" }}
+{{- if not (has $drafter.kind (list "lookup" "suffix" "datastore" "custom")) }}
 device: {{ index . 1 }}
 {{- end -}}
 {{- end -}}

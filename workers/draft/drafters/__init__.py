@@ -1,19 +1,27 @@
 """From the configuration of a drafter to the drafter."""
 
+from pathlib import Path
+
 from tokenizers import Tokenizer
 
 from workers import checkpoint
 from workers.draft.config import (
+    CustomConfig,
+    DatastoreConfig,
     DrafterConfig,
     EagleConfig,
     LookupConfig,
     MaskConfig,
     MedusaConfig,
     ModelConfig,
+    SuffixConfig,
 )
 from workers.draft.drafter import Drafter
+from workers.draft.drafters import custom
 from workers.draft.drafters.lookup import LookupDrafter
-from workers.vocabulary import vocabulary_fingerprint
+from workers.draft.drafters.suffix import SuffixDrafter
+from workers.draft.history import History
+from workers.vocabulary import fingerprint_of, vocabulary_fingerprint
 
 
 def make(config: DrafterConfig, target: str) -> Drafter:
@@ -25,6 +33,10 @@ def make(config: DrafterConfig, target: str) -> Drafter:
     match config:
         case LookupConfig():
             made = LookupDrafter()
+        case SuffixConfig():
+            made = SuffixDrafter(_history(config))
+        case DatastoreConfig():
+            made = _datastore_drafter(config, target)
         case ModelConfig():
             made = _model_drafter(config, target)
         case EagleConfig():
@@ -33,8 +45,23 @@ def make(config: DrafterConfig, target: str) -> Drafter:
             made = _medusa_drafter(config, target)
         case MaskConfig():
             made = _mask_drafter(config, target)
+        case CustomConfig():
+            made = custom.make(config, target)
     made.warm_up()
     return made
+
+
+def _history(config: SuffixConfig | DatastoreConfig) -> History | None:
+    return History(config.history_tokens) if config.learn else None
+
+
+def _datastore_drafter(config: DatastoreConfig, target: str) -> Drafter:
+    from workers.datastore.index import Datastore
+    from workers.draft.drafters.datastore import DatastoreDrafter
+
+    fingerprint = fingerprint_of(checkpoint.resolve(target))
+    store = Datastore(Path(config.folder).expanduser(), fingerprint)
+    return DatastoreDrafter(store, fingerprint, _history(config))
 
 
 def _model_drafter(config: ModelConfig, target: str) -> Drafter:

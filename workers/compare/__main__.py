@@ -1,0 +1,170 @@
+r"""Compares drafters with plain decoding and with each other, in one process: no Ray, no network.
+
+    python -m workers.compare --target REFERENCE --drafter lookup --drafter my_package:make \
+        --drafter '{name: head, kind: eagle, model: PATH}' --drafter head+lookup --prompts questions.jsonl
+
+Drafters run beside the target, as with `placement: target`, under the same price and budget as in a server.
+Settings take turns, question by question, with the same seeds, and so make the same text: it is checked,
+and the exit status is 1 where it is another one. A run that is broken off goes on where it was. In --out:
+compare.md, .json and .png; trace.jsonl, every round (workers.compare.replay); spec_bench/, answer files.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from workers.compare import drafters, questions, report, spec_bench, statistics
+from workers.compare.drafters import PLAIN
+from workers.compare.questions import Question
+from workers.compare.run import Bench, Broken, Options
+from workers.compare.trace import Trace, TraceFile
+
+TRACE = "trace.jsonl"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """See the module's docstring."""
+    given = _parser().parse_args(arguments)
+    try:
+        asked = questions.read(given.prompts, given.per_category)
+        settings, configs = drafters.parse(given.drafter)
+        options = Options(
+            target=given.target,
+            dtype=given.dtype,
+            device=given.device,
+            num_threads=given.num_threads,
+            max_draft_tokens=given.max_draft_tokens,
+            max_tokens=given.max_tokens,
+            temperature=given.temperature,
+            seed=given.seed,
+            settings=settings,
+            drafters=configs,
+        )
+        given.out.mkdir(parents=True, exist_ok=True)
+        trace = compare(options, asked, given.out / TRACE)
+    except (OSError, ValueError, Broken) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    model = Path(given.target).name.removesuffix(".gguf")
+    spec_bench.write(given.out / "spec_bench", model, trace.answers)
+    report.write(given.out, trace.run, statistics.rows(trace))
+    return _judge(trace)
+
+
+def compare(options: Options, asked: Sequence[Question], file: Path) -> Trace:
+    """The trace of all questions with all settings: what the file has of it, and what was left to do."""
+    said = _identity(options, asked)
+    kept = TraceFile.resume(file, said) if file.exists() else None
+    done = {(a.setting, a.question) for a in kept.trace.answers} if kept is not None else set()
+    left = [
+        (setting, question)
+        for number, question in enumerate(asked)
+        for setting in _in_turn(list(options.settings), number)
+        if (setting, question.id) not in done
+    ]
+    if kept is not None and not left:
+        return kept.trace
+    bench = Bench(options, asked, None if kept is None else kept.trace.times)
+    try:
+        for setting in options.settings:
+            bench.warm_up(setting, asked[0])
+        if kept is None:
+            table = [[*at, seconds] for at, seconds in bench.times.measured.items()]
+            run = {"options": said, "step_times": table, "row_invariant": bench.row_invariant}
+            kept = TraceFile.start(file, {**run, **_provenance()})
+        total = len(done) + len(left)
+        for setting, question in tqdm(left, initial=len(done), total=total, unit="answer"):
+            kept.add(*bench.answer(setting, question))
+    finally:
+        bench.close()
+    return kept.trace
+
+
+def _in_turn(settings: Sequence[str], number: int) -> list[str]:
+    """Another one is the first with each question: what the machine does meanwhile hits all alike."""
+    first = number % len(settings)
+    return [*settings[first:], *settings[:first]]
+
+
+def _judge(trace: Trace) -> int:
+    """1, and which, if answers differ from plain decoding's."""
+    plain = {answer.question: answer for answer in trace.answers if answer.setting == PLAIN}
+    other = [
+        f"question {answer.question}, {answer.setting}"
+        for answer in trace.answers
+        if not answer.same_as(plain[answer.question])
+    ]
+    if not other:
+        return 0
+    print(f"error: other answers than plain decoding's: {'; '.join(other)}", file=sys.stderr)
+    if not trace.run["row_invariant"]:
+        print(
+            "on this device a row depends on its company in the last bits: ties may fall otherwise",
+            file=sys.stderr,
+        )
+    return 1
+
+
+def _identity(options: Options, asked: Sequence[Question]) -> dict[str, Any]:
+    """What a run that goes on must have in common with the one that was broken off."""
+    return {
+        **asdict(options),
+        "drafters": [{"kind": config.kind, **asdict(config)} for config in options.drafters],
+        "questions": hashlib.sha256(repr(asked).encode()).hexdigest()[:16],
+    }
+
+
+def _provenance() -> dict[str, Any]:
+    return {
+        "argv": sys.argv,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.compare",
+        description="Drafters against plain decoding and each other",
+    )
+    parser.add_argument(
+        "--target", required=True, help="a model reference, as in a server's config"
+    )
+    parser.add_argument(
+        "--drafter",
+        action="append",
+        required=True,
+        help="a kind, package.module:function, {kind: …, …} as in a server's config, or a set A+B; repeat it",
+    )
+    parser.add_argument(
+        "--prompts", type=Path, required=True, help="JSON lines, Spec-Bench's or {prompt}"
+    )
+    parser.add_argument(
+        "--per-category", type=int, help="only the first questions of each category"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/compare"))
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer")
+    parser.add_argument(
+        "--max-draft-tokens", type=int, default=8, help="drafted rows of a pass at most"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", default="auto", help="of the target")
+    parser.add_argument("--device", default="cpu", help="of the target")
+    parser.add_argument("--num-threads", type=int, default=0, help="torch's; 0 leaves its default")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

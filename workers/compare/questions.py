@@ -1,0 +1,39 @@
+"""Questions: one JSON object a line, in Spec-Bench's form or with a prompt of one turn."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, turn by turn."""
+
+    id: int
+    category: str
+    turns: tuple[str, ...]
+
+
+def read(path: Path, per_category: int | None = None) -> list[Question]:
+    """The questions of a file, the first `per_category` of each category.
+
+    Lines are Spec-Bench's {"question_id", "category", "turns"}, or {"prompt"} with a "kind" or none; what has
+    no id gets its line's number. Raises ValueError for others, and for ids that occur twice.
+    """
+    questions: dict[int, Question] = {}
+    counts: dict[str, int] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        row = json.loads(line)
+        turns = row.get("turns") or ([row["prompt"]] if "prompt" in row else [])
+        if not turns:
+            raise ValueError(f"{path}:{number} has neither turns nor prompt")
+        category = row.get("category", row.get("kind", "all"))
+        question = Question(row.get("question_id", number), category, tuple(turns))
+        if question.id in questions:
+            raise ValueError(f"{path}:{number}: question {question.id} is there twice")
+        counts[category] = counts.get(category, 0) + 1
+        if per_category is None or counts[category] <= per_category:
+            questions[question.id] = question
+    if not questions:
+        raise ValueError(f"{path} has no questions")
+    return list(questions.values())

@@ -398,10 +398,18 @@ def target_options(args: AppConfig) -> dict[str, Any]:
 
 def _features(args: AppConfig) -> str | None:
     """What the drafters read of the target, if any does."""
-    kinds = {head_features(draft.model) for draft in args.drafts if draft.kind == "eagle"}
-    if len(kinds) > 1:
-        raise ValueError("drafts: EAGLE and EAGLE-3 heads cannot read one target at once")
-    return kinds.pop() if kinds else None
+    read: dict[str, str] = {}
+    for draft in args.drafts:
+        if draft.kind == "eagle":
+            read[head_features(draft.model)] = draft.name
+        elif draft.kind == "medusa":
+            read["last"] = draft.name
+    if len(read) > 1:
+        raise ValueError(
+            f"drafts: {read['three']} is an EAGLE-3 head, {read['last']} reads the target's last state: a "
+            "target keeps features of one kind; take one of them out"
+        )
+    return next(iter(read), None)
 
 
 def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[str, Any]]:

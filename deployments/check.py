@@ -28,12 +28,12 @@ from deployments.config import (
     DraftAppConfig,
     EarlyExitArgs,
     FrontConfig,
-    GrowingArgs,
+    LoadedArgs,
     Strict,
     TargetAppConfig,
     WorkerThresholds,
 )
-from workers.checkpoint import CheckpointError, already_there, locate
+from workers.checkpoint import CheckpointError, already_there, check_drafter, locate
 
 MODULE: Final = "deployments.app"
 BUILDERS: Final[dict[str, tuple[type[Strict], tuple[str, ...]]]] = {
@@ -212,14 +212,18 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
         if isinstance(config, AppConfig)
         else {target: config.target}
     )
-    references |= {
-        f"{place}.drafts.{index}.model": draft.model
-        for index, draft in enumerate(config.drafts)
-        if isinstance(draft, GrowingArgs | EarlyExitArgs) and draft.model is not None
-    }
+    kinds = {}
+    for index, draft in enumerate(config.drafts):
+        where = f"{place}.drafts.{index}.model"
+        if isinstance(draft, LoadedArgs):
+            references[where], kinds[where] = draft.model, draft.kind
+        elif isinstance(draft, EarlyExitArgs) and draft.model is not None:
+            references[where] = draft.model
     for where, reference in references.items():
         try:
-            locate(reference)
+            found = locate(reference)
+            if found is not None and where in kinds:
+                check_drafter(found, kinds[where])
         except CheckpointError as error:
             yield f"{where}: {error}"
 

@@ -103,17 +103,22 @@ class DatastoreArgs(LearningArgs):
     folder: str = Field(min_length=1, description="of the datastore, on every draft worker")
 
 
-class TreeArgs(Named):
+class CacheArgs(Named):
+    """What drafters with a cache have."""
+
+    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
+
+
+class TreeArgs(CacheArgs):
     """How the trees of a drafter that runs layers grow."""
 
     width: int = Field(4, ge=1, le=64, description="nodes of an answer that are expanded at once")
     steps: int = Field(4, ge=0, le=32, description="passes of the draft for one proposal")
     floor: float = Field(0.05, ge=0, le=1, description="likelihood below which a node stays a leaf")
-    num_slots: int = Field(65536, ge=1024, description="tokens that its cache holds")
 
 
-class GrowingArgs(TreeArgs):
-    """What drafters with a model of their own have."""
+class LoadedArgs(Named):
+    """What drafters with a model have."""
 
     model: str = Field(
         min_length=1, description="a model reference, or a folder of trained weights"
@@ -134,6 +139,10 @@ class GrowingArgs(TreeArgs):
         return self
 
 
+class GrowingArgs(LoadedArgs, TreeArgs):
+    """What drafters with a model of their own have whose trees grow pass by pass."""
+
+
 class ModelArgs(GrowingArgs):
     """A draft model with a cache of its own: a model, or one that `distill` has cut from the target."""
 
@@ -148,6 +157,18 @@ class EagleArgs(GrowingArgs):
 
     kind: Literal["eagle"]
     window: int = Field(512, ge=16, description="positions back that it attends to")
+
+
+class MedusaArgs(LoadedArgs):
+    """Medusa heads on the target's last state: those that `medusa` has trained, or published ones."""
+
+    kind: Literal["medusa"]
+
+
+class MaskArgs(LoadedArgs, CacheArgs):
+    """Layers of the target and masks, which guess several tokens in one pass: as `mask` trains them."""
+
+    kind: Literal["mask"]
 
 
 class CustomArgs(Named):
@@ -240,6 +261,8 @@ DrafterArgs = Annotated[
     | EarlyExitArgs
     | JacobiArgs
     | LookaheadArgs
+    | MedusaArgs
+    | MaskArgs
     | CustomArgs,
     Field(discriminator="kind"),
 ]

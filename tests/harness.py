@@ -25,7 +25,14 @@ from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
 from loadtest.inside.faults import Faults, FaultyLink
 from loadtest.inside.workers import LocalPool
-from workers.draft.config import DraftConfig, DrafterConfig, EagleConfig, LookupConfig
+from workers.draft.config import (
+    DraftConfig,
+    DrafterConfig,
+    EagleConfig,
+    LookupConfig,
+    MaskConfig,
+    MedusaConfig,
+)
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.engine.rows import RowBatch
@@ -346,7 +353,7 @@ def followers(config: TargetConfig, folder: Path) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def harness(
     folder: Path,
-    drafter: Drafter | Mapping[str, Drafter] | EagleConfig,
+    drafter: Drafter | Mapping[str, Drafter] | EagleConfig | MedusaConfig | MaskConfig,
     patient: bool = True,
     slow: float = 0.002,
     beside: Mapping[str, Drafter] | Sequence[DrafterConfig] = (),
@@ -371,7 +378,7 @@ async def harness(
     )
     made: Mapping[str, Drafter] | None
     configs: tuple[DrafterConfig, ...]
-    if isinstance(drafter, EagleConfig):
+    if isinstance(drafter, EagleConfig | MedusaConfig | MaskConfig):
         made, configs = None, (drafter,)
     else:
         made = drafter if isinstance(drafter, Mapping) else {"test": drafter}

@@ -14,14 +14,19 @@ from workers.cache import cache_dir
 from workers.datastore import files
 from workers.datastore.index import Datastore
 from workers.datastore.suffix_array import suffix_array
-from workers.draft import eagle
+from workers.draft import cut, eagle, medusa
+from workers.draft.levels import ACCURACIES
 from workers.engine.features import FeatureTap
-from workers.engine.loading import load_model
+from workers.engine.loading import load_model, load_module
+from workers.training.accuracies import measure
 from workers.training.data import Writer
+from workers.training.distill import CutStudent
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
+from workers.training.mask import MaskLearner
+from workers.training.medusa import MedusaLearner
 from workers.training.samples import Sample, Teacher
-from workers.training.trainer import Plan, Trainer
+from workers.training.trainer import Learner, Plan, Trainer
 from workers.vocabulary import vocabulary_fingerprint
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
@@ -153,7 +158,54 @@ def trained_head(version: str) -> Path:
     folder = cache_dir("tests") / f"head-v5-{version}"
     if (folder / "eagle.json").exists():
         return folder
-    # More threads than free cores make this ten times slower.
+    target = llama()
+    samples, teacher = known_answers()
+    head = eagle.new_head(version, target, teacher.vocabulary)
+    learner = EagleLearner(head, teacher, str(target), 3, 64, DIVERGENCES["fkl"])
+    learn(learner, samples, folder, 40_000)
+    return folder
+
+
+@cache
+def trained_medusa() -> Path:
+    """Medusa heads that know the same answers."""
+    folder = cache_dir("tests") / "medusa-v1"
+    if (folder / ACCURACIES).exists():
+        return folder
+    samples, teacher = known_answers()
+    heads = medusa.new_heads(4, 2, llama(), teacher.vocabulary)
+    learner = MedusaLearner(heads, teacher, str(llama()), DIVERGENCES["fkl"])
+    learn(learner, samples, folder, 100_000)
+    measure(learner, samples).save(folder)
+    return folder
+
+
+@cache
+def trained_mask() -> Path:
+    """A mask drafter that knows the same answers."""
+    folder = cache_dir("tests") / "mask-v1"
+    if (folder / ACCURACIES).exists():
+        return folder
+    samples, teacher = known_answers()
+    layers = (0, 1, 2)
+    module = cut.cut_module(load_module(llama(), "float32", "cpu"), layers)
+    student = CutStudent(module, layers, teacher.vocabulary, str(llama()), 0)
+    learner = MaskLearner(student, teacher, DIVERGENCES["fkl"], masks=3, cuts=64, seed=0)
+    learn(learner, samples, folder, 40_000)
+    measure(learner, samples).save(folder)
+    return folder
+
+
+def learn(learner: Learner, samples: list[Sample], folder: Path, tokens: int) -> None:
+    """Learn samples by heart."""
+    plan = Plan(tokens, 4e-3, 3, 10, 0, tokens, 10.0)
+    Trainer(learner, plan, lambda skip: itertools.cycle(samples), samples, folder).run()
+
+
+@cache
+def known_answers() -> tuple[list[Sample], Teacher]:
+    """Greedy answers of `llama()` in both types."""
+    # More threads than free cores make training ten times slower.
     torch.set_num_threads(1)
     target = llama()
     tokenizer = byte_level_tokenizer()
@@ -173,12 +225,7 @@ def trained_head(version: str) -> Path:
             last, three = (tap.take().float() for tap in taps)
             samples.append(Sample(tokens, len(prompt), last, three))
     vocabulary = torch.arange(len(tokenizer))
-    head = eagle.new_head(version, target, vocabulary)
-    teacher = Teacher.of(model.lm_head.weight.detach().float(), vocabulary, torch.float32)
-    learner = EagleLearner(head, teacher, str(target), 3, 64, DIVERGENCES["fkl"])
-    plan = Plan(40_000, 4e-3, 3, 10, 0, 40_000, 10.0)
-    Trainer(learner, plan, lambda skip: itertools.cycle(samples), samples, folder).run()
-    return folder
+    return samples, Teacher.of(model.lm_head.weight.detach().float(), vocabulary, torch.float32)
 
 
 @cache

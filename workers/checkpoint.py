@@ -30,7 +30,9 @@ MODEL_CONFIG: Final = "config.json"
 DRAFT_CONFIG: Final = "draft.json"
 HEAD_CONFIG: Final = "eagle.json"
 EXIT_CONFIG: Final = "exit.json"
-_CONFIGS: Final = (MODEL_CONFIG, DRAFT_CONFIG, HEAD_CONFIG, EXIT_CONFIG)
+MEDUSA_CONFIG: Final = "medusa.json"
+MASKS_FILE: Final = "masks.safetensors"
+_CONFIGS: Final = (MODEL_CONFIG, DRAFT_CONFIG, HEAD_CONFIG, MEDUSA_CONFIG, EXIT_CONFIG)
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_HEADER_BYTES: Final = 100 * 2**20
 _HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
@@ -105,6 +107,32 @@ def head_features(reference: str) -> FeatureKind:
     if "fc.weight" not in {name.removeprefix("model.") for name in names}:
         raise CheckpointError(f"{folder} holds no EAGLE head in safetensors")
     return "three" if any(".midlayer." in f".{name}" for name in names) else "last"
+
+
+def holds_medusa(folder: Path) -> bool:
+    """Whether a folder is of Medusa heads: ours, or published ones."""
+    config = folder / MODEL_CONFIG
+    published = config.is_file() and "medusa_num_heads" in json.loads(config.read_text())
+    return published or (folder / MEDUSA_CONFIG).is_file()
+
+
+def check_drafter(folder: Path, kind: str) -> None:
+    """Raise CheckpointError if a drafter of this kind cannot be made from a folder; reads no tensors."""
+    if kind == "medusa" and not (folder / MEDUSA_CONFIG).is_file():
+        if not holds_medusa(folder):
+            raise CheckpointError(
+                f"{folder} holds no Medusa heads: train some (python -m workers.training medusa), or give a "
+                f"folder whose {MODEL_CONFIG} has medusa_num_heads"
+            )
+        if not any(folder.glob("*.safetensors")):
+            raise CheckpointError(
+                f"{folder} holds Medusa heads, but not as safetensors: pickled weights are not loaded; "
+                "docs/drafters.md has a command that converts them"
+            )
+    if kind == "mask" and not (folder / MASKS_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} holds no mask drafter: train one (python -m workers.training mask)"
+        )
 
 
 def _in_package(reference: str) -> Path:

@@ -9,9 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
-from workers.draft import eagle, exits, models, skips
+from workers.draft import eagle, exits, masks, medusa, models, skips
+from workers.draft.levels import Accuracies
 from workers.engine.loading import load_model
 from workers.training.__main__ import main
+from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
@@ -112,6 +114,61 @@ def test_a_head_learns_and_loads(version: str, corpus: Path, tmp_path: Path) -> 
     assert recipe["corpus"]["texts"] == 24
     assert 0.5 < recipe["corpus"]["vocabulary_coverage"] <= 1
     assert recipe["curve"][-1]["tokens"] >= 6000
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("medusa", {"heads": 3, "blocks": 2, "tokens": 6000}),
+        ("mask", {"layers": "0,2", "rank": 4, "masks": 2, "cuts": 8, "tokens": 4000}),
+    ],
+    ids=["medusa", "mask"],
+)
+def test_guesses_of_several_tokens_are_learned_and_load(
+    command: str,
+    options: dict[str, object],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "draft"
+    assert train(command, corpus, out, **options) == 0
+    curve = json.loads((out / "curve.json").read_text())
+    for depth in range(3):
+        first, last = (curve[i]["agreement"][depth][2] for i in (0, -1))
+        assert last > first + 0.02
+    assert curve[-1]["overlap"] > curve[0]["overlap"]
+    # What was measured on texts that were held out is what trees are built from.
+    accuracies = Accuracies.load(out, 3)
+    for depth in range(3):
+        assert 0 < sum(accuracies.at(depth)) <= 1
+    if command == "medusa":
+        heads = medusa.load_heads(out, tiny.llama())
+        assert (len(heads.heads), heads.blocks, len(heads.vocabulary)) == (3, 2, 128)
+    else:
+        masked = masks.load_masked(out, "float32", "cpu")
+        assert masked.masks == (264, 265)
+        assert masked.draft.model.kv_shape.layers == 2
+    greedy, _, rejection = judge(corpus, out, capsys)
+    assert greedy > 0
+    assert rejection > 0
+
+
+def test_accuracies_are_measured_below_what_was_right() -> None:
+    """Depth 2 is tested where depth 1 holds the target's token, as in a tree."""
+    guesses = torch.tensor([[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 9], [1, 2]]])
+    choices = torch.tensor([[2, 3, 9], [7, 9, 2]])
+
+    class Known:
+        depths = 2
+
+        def levels(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+            padded = torch.cat([guesses, torch.full((2, 3, 6), -1)], -1)
+            return padded, choices
+
+    made = measure(Known(), [Sample(torch.tensor([1]), 0, torch.empty(0), None)])
+    assert list(made.at(0))[:3] == pytest.approx([1 / 3, 1 / 3, 0])
+    assert made.at(1)[0] == 1.0
 
 
 @pytest.mark.parametrize(

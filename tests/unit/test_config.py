@@ -109,7 +109,15 @@ def test_the_shipped_file_is_right() -> None:
         (
             "applications.0.args.drafts.0.model",
             "package://workers/weights/nope",
-            "the package holds smollm2-135m-draft, smollm2-135m-eagle3 there",
+            "the package holds smollm2-135m-draft, smollm2-135m-eagle3, smollm2-135m-mask, "
+            "smollm2-135m-medusa there",
+        ),
+        ("applications.0.args.drafts.0.kind", "medusa", "python -m workers.training medusa"),
+        ("applications.0.args.drafts.0.kind", "mask", "python -m workers.training mask"),
+        (
+            "applications.0.args.drafts",
+            [{"name": "a", "kind": "medusa", "model": "x/y", "widht": 2}],
+            "drafts.0.medusa.widht: unknown key",
         ),
         (
             "applications.0.args.drafts",

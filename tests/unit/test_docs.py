@@ -55,6 +55,8 @@ def test_every_field_of_a_request_is_in_the_docs(body: type[BaseModel]) -> None:
         config.LookupArgs,
         config.ModelArgs,
         config.EagleArgs,
+        config.MedusaArgs,
+        config.MaskArgs,
         config.CustomArgs,
         config.DataPlaneArgs,
         config.DraftAppConfig,

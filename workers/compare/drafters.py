@@ -16,8 +16,10 @@ import yaml
 from workers.draft.config import CustomConfig, DrafterConfig
 
 _COUNTING: Final[Mapping[str, Any]] = {"learn": False, "history_tokens": 131_072}
-_TREE: Final = {"width": 4, "steps": 4, "floor": 0.05, "num_slots": 65536}
-_GROWING: Final = {**_TREE, "dtype": "auto", "device": "cpu", "num_threads": 0}
+_CACHE: Final = {"num_slots": 65536}
+_TREE: Final = {**_CACHE, "width": 4, "steps": 4, "floor": 0.05}
+_LOADED: Final = {"dtype": "auto", "device": "cpu", "num_threads": 0}
+_GROWING: Final = {**_LOADED, **_TREE}
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "lookup": {},
     "suffix": _COUNTING,
@@ -28,6 +30,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "early_exit": {**_TREE, "model": None, "layers": None},
     "jacobi": {"block": 8},
     "lookahead": {"window": 4, "ngram": 3, "guesses": 4},
+    "medusa": _LOADED,
+    "mask": {**_LOADED, **_CACHE},
     "custom": {"options": {}},
 }
 """By kind, what is taken where nothing is said: the same as in a server's config."""

@@ -166,7 +166,8 @@ class Bench:
         features = {drafter.feature_kind for drafter in made.values()} - {None}
         if len(features) > 1:
             raise ValueError(
-                "drafters read different features of the target (EAGLE and EAGLE-3): compare them in two runs"
+                "drafters read different features of the target (EAGLE-3, and EAGLE or Medusa): compare them "
+                "in two runs"
             )
         for kind in features:
             assert kind is not None

@@ -86,6 +86,33 @@ class EagleConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Medusa heads; `model` is a folder with some, ours or published ones."""
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    num_threads: int
+
+    kind = "medusa"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskConfig:
+    """A mask drafter; `model` is a folder with one. `num_slots` tokens fit into its cache."""
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    num_slots: int
+    num_threads: int
+
+    kind = "mask"
+
+
+@dataclass(frozen=True, slots=True)
 class CustomConfig:
     """A drafter of somebody else's package: `factory` is `package.module:function`, called with `options`."""
 
@@ -170,6 +197,8 @@ DrafterConfig = (
     | DatastoreConfig
     | ModelConfig
     | EagleConfig
+    | MedusaConfig
+    | MaskConfig
     | LayerSkipConfig
     | EarlyExitConfig
     | JacobiConfig
@@ -177,7 +206,7 @@ DrafterConfig = (
     | CustomConfig
 )
 
-WeightedConfig = ModelConfig | EagleConfig | EarlyExitConfig
+WeightedConfig = ModelConfig | EagleConfig | MedusaConfig | MaskConfig | EarlyExitConfig
 """Drafters whose weights can be reloaded."""
 
 

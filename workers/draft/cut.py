@@ -100,7 +100,11 @@ def save_cut(folder: Path, config: CutConfig, tensors: dict[str, torch.Tensor]) 
 
 def load_cut(folder: Path, dtype: str, device: str) -> CutModel:
     """Cut the target's weights and apply what was trained; raises CheckpointError."""
-    module, vocabulary = load_cut_module(folder, dtype, device)
+    return wrap_cut(folder, *load_cut_module(folder, dtype, device))
+
+
+def wrap_cut(folder: Path, module: Any, vocabulary: torch.Tensor) -> CutModel:
+    """Make what `load_cut_module` has loaded a model of the engine."""
     base_folder = checkpoint.resolve(read_config(folder).base)
     tokenizer = AutoTokenizer.from_pretrained(base_folder).backend_tokenizer
     return CutModel(wrap(module, folder.name), vocabulary.cpu(), vocabulary_fingerprint(tokenizer))

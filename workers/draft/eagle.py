@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
@@ -27,6 +26,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from workers.checkpoint import HEAD_CONFIG, CheckpointError, FeatureKind
+from workers.draft.target_weights import embedding_and_head, tensors
 
 WEIGHTS_FILE: Final = "eagle.safetensors"
 FORMAT: Final = 1
@@ -169,7 +169,7 @@ def load_head(folder: Path, target: Path) -> EagleHead:
     """
     weights, version = _read(folder)
     config = AutoConfig.from_pretrained(target).get_text_config()
-    embedding, target_head = _target_tensors(target, config)
+    embedding, target_head = embedding_and_head(target)
     vocabulary = _vocabulary(weights, config.vocab_size)
     weights.setdefault("lm_head.weight", target_head[vocabulary.long()])
     made = HeadConfig(version, config, len(vocabulary), fc_bias="fc.bias" in weights)
@@ -186,13 +186,13 @@ def load_head(folder: Path, target: Path) -> EagleHead:
 def new_head(version: Version, target: Path, vocabulary: torch.Tensor) -> EagleHead:
     """An untrained head in float32 that begins as the target's last layer; embedding and head are frozen."""
     config = AutoConfig.from_pretrained(target).get_text_config()
-    embedding, target_head = _target_tensors(target, config)
+    embedding, target_head = embedding_and_head(target)
     head = EagleHead(HeadConfig(version, config, len(vocabulary)), embedding, vocabulary)
     frozen = target_head[vocabulary.long()].to(torch.bfloat16)
     head.lm_head.weight = nn.Parameter(frozen, requires_grad=False)
-    _begin_as(head, _tensors(target, f"model.layers.{config.num_hidden_layers - 1}."), config)
+    _begin_as(head, tensors(target, f"model.layers.{config.num_hidden_layers - 1}."), config)
     if version == "eagle3":
-        head.norm.load_state_dict(_tensors(target, "model.norm."))
+        head.norm.load_state_dict(tensors(target, "model.norm."))
     return head
 
 
@@ -271,22 +271,3 @@ def _vocabulary(weights: dict[str, torch.Tensor], vocab_size: int) -> torch.Tens
         distances = weights.pop("d2t").long()
         return torch.arange(len(distances)) + distances
     return torch.arange(vocab_size)
-
-
-def _target_tensors(target: Path, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embedding and language-model head of a model folder, float32."""
-    embedding = _tensors(target, "model.embed_tokens.").get("weight")
-    if embedding is None:
-        raise CheckpointError(f"{target} has no embed_tokens: EAGLE heads fit Llama-shaped models")
-    return embedding, _tensors(target, "lm_head.").get("weight", embedding)
-
-
-def _tensors(target: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """The float32 tensors of a model folder under a prefix, named without it."""
-    found: dict[str, torch.Tensor] = {}
-    for file in sorted(target.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as content:
-            for name in content.keys():  # noqa: SIM118
-                if name.startswith(prefix):
-                    found[name.removeprefix(prefix)] = content.get_tensor(name).float()
-    return found

@@ -6,6 +6,7 @@ from typing import cast
 import torch
 
 from workers.draft.eagle import EagleHead
+from workers.draft.features import as_tensor, blank
 from workers.draft.native_head import NativeHead
 from workers.engine import attention, linear
 from workers.engine.features import feature_width
@@ -46,14 +47,11 @@ class HeadRunner:
 
     def blank_features(self, count: int) -> Features:
         """Features of the first positions that say nothing."""
-        width = self.feature_width
-        data = bytes(count * width * self._shape.dtype.itemsize)
-        return Features(0, count, width, str(self._shape.dtype).removeprefix("torch."), data)
+        return blank(count, self.feature_width, self._shape.dtype)
 
     def tensor(self, features: Features) -> torch.Tensor:
         """Features [rows, F] that came over the wire."""
-        flat = torch.frombuffer(bytearray(features.data), dtype=getattr(torch, features.dtype))
-        return flat.view(features.rows, features.width).to(self._device, self._shape.dtype)
+        return as_tensor(features).to(self._device, self._shape.dtype)
 
     @torch.inference_mode()
     def run(

@@ -15,7 +15,8 @@ class SequenceRows:
     or the one token that is decoded. With it they are a tree that hangs under what is committed:
     `parents[i]` is the parent row of row i, and -1 is the last committed token. A tree can grow over
     several steps: then `first` rows of it are in the cache already, and `parents` lists those too.
-    `wanted` are those of the new rows, counted from 0, whose logits are needed.
+    `wanted` are those of the new rows, counted from 0, whose logits are needed. Of a chain the last `mutual`
+    rows see each other, too.
     """
 
     kv: KVSequence
@@ -23,6 +24,7 @@ class SequenceRows:
     wanted: Sequence[int] = ()
     parents: Sequence[int] | None = None
     first: int = 0
+    mutual: int = 0
 
     def all_depths(self) -> list[int]:
         """Distance of each row of the tree from position `kv.length`."""
@@ -59,6 +61,8 @@ class SequenceRows:
                 paths.append(path)
                 contiguous.append(base)
                 beyond.append(path)
+        for row in range(count - self.mutual, count):
+            contiguous[row] = base + count
         return contiguous[self.first :], beyond[self.first :]
 
 

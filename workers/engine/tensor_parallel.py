@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -198,7 +198,7 @@ class Leader:
                 (
                     self._number(rows.kv.keys),
                     rows.kv.length,
-                    SequenceRows(None, rows.tokens, rows.wanted, rows.parents, rows.first),  # type: ignore[arg-type]
+                    replace(rows, kv=None),  # type: ignore[arg-type]
                 )
                 for rows in batch.sequences
             ]

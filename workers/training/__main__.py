@@ -3,6 +3,8 @@
 python -m workers.training data         the target writes text to train on
 python -m workers.training distill      a draft model learns from it
 python -m workers.training eagle        an EAGLE head learns from it
+python -m workers.training medusa       Medusa heads learn from it
+python -m workers.training mask         a mask drafter learns from it
 python -m workers.training early_exit   an adapter behind the target's first layers learns from it
 python -m workers.training skip_search  which layers the target can draft without
 python -m workers.training evaluate     how often a trained draft is right
@@ -26,8 +28,10 @@ from workers.cache import cache_dir
 from workers.draft import skips
 from workers.draft.cut import cut_module, is_cut, load_cut_module, reduce_head
 from workers.draft.eagle import load_head, new_head
+from workers.draft.medusa import load_heads, new_heads
 from workers.engine.loading import load_model, load_module
 from workers.training import data
+from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
 from workers.training.distill import (
     CutStudent,
@@ -41,6 +45,8 @@ from workers.training.early_exit import ExitStudent
 from workers.training.evaluate import Guesser, evaluate
 from workers.training.features import FeatureStore
 from workers.training.losses import DIVERGENCES
+from workers.training.mask import MaskLearner
+from workers.training.medusa import MedusaLearner
 from workers.training.recipe import file_digest, write_recipe
 from workers.training.samples import Sample, Teacher
 from workers.training.skip_search import search
@@ -139,6 +145,10 @@ def _train(options: argparse.Namespace) -> None:
         learner = _eagle(options, material, vocabulary)
     elif options.command == "early_exit":
         learner = _early_exit(options, material, vocabulary)
+    elif options.command == "medusa":
+        learner = _medusa(options, material, vocabulary)
+    elif options.command == "mask":
+        learner = _mask(options, material, vocabulary)
     else:
         learner = _distill(options, material, vocabulary)
     plan = Plan(
@@ -153,6 +163,8 @@ def _train(options: argparse.Namespace) -> None:
     held_out = [material.sample(text) for text in texts[: options.held_out]]
     trainer = Trainer(learner, plan, samples, held_out, options.out)
     trainer.run()
+    if isinstance(learner, MedusaLearner | MaskLearner):
+        measure(learner, held_out).save(options.out)
     description = {
         "files": {file.name: file_digest(file) for file in options.corpus},
         "texts": len(texts),
@@ -166,8 +178,9 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    is_cut_draft = is_cut(options.draft)
-    three = not is_cut_draft and checkpoint.head_features(str(options.draft)) == "three"
+    is_cut_draft, is_medusa = is_cut(options.draft), checkpoint.holds_medusa(options.draft)
+    is_head = not (is_cut_draft or is_medusa)
+    three = is_head and checkpoint.head_features(str(options.draft)) == "three"
     material = _material(options, three, 0)
     divergence = DIVERGENCES["fkl"]  # Of no consequence: nothing is learned.
     guesser: Guesser
@@ -175,6 +188,10 @@ def _evaluate(options: argparse.Namespace) -> None:
         draft, vocabulary = load_cut_module(options.draft, options.dtype, options.device)
         teacher = material.teacher(vocabulary)
         guesser = DistillLearner(WholeStudent(draft, None), teacher, divergence, 1.0)
+    elif is_medusa:
+        heads = load_heads(options.draft, material.folder).to(options.device)
+        teacher = material.teacher(heads.vocabulary)
+        guesser = MedusaLearner(heads, teacher, options.target, divergence)
     else:
         head = load_head(options.draft, material.folder).to(options.device)
         teacher = material.teacher(head.get_buffer("vocabulary"))
@@ -222,6 +239,38 @@ def _skip_search(options: argparse.Namespace) -> None:
         logger.warning("no set is expected to draft faster than plain decoding")
 
 
+def _medusa(
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
+) -> MedusaLearner:
+    heads = new_heads(options.heads, options.blocks, material.folder, vocabulary)
+    return MedusaLearner(
+        heads.to(options.device),
+        material.teacher(vocabulary),
+        options.target,
+        DIVERGENCES[options.divergence],
+    )
+
+
+def _mask(options: argparse.Namespace, material: Material, vocabulary: torch.Tensor) -> MaskLearner:
+    return MaskLearner(
+        _cut_student(options, material, vocabulary),
+        material.teacher(vocabulary),
+        DIVERGENCES[options.divergence],
+        options.masks,
+        options.cuts,
+        options.seed,
+    )
+
+
+def _cut_student(
+    options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
+) -> CutStudent:
+    layers = tuple(int(layer) for layer in options.layers.split(","))
+    module = cut_module(load_module(material.folder, "float32", options.device), layers)
+    reduce_head(module, vocabulary)
+    return CutStudent(module, layers, vocabulary, options.target, options.rank)
+
+
 def _distill(
     options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
 ) -> DistillLearner:
@@ -236,10 +285,7 @@ def _distill(
                 f"number as --vocabulary, not {len(vocabulary)}"
             )
     else:
-        layers = tuple(int(layer) for layer in options.layers.split(","))
-        module = cut_module(load_module(material.folder, "float32", options.device), layers)
-        reduce_head(module, vocabulary)
-        student = CutStudent(module, layers, vocabulary, options.target, options.rank)
+        student = _cut_student(options, material, vocabulary)
     rewrite = None
     if options.on_policy:
         rewrite = OnPolicy(
@@ -291,6 +337,8 @@ def _parser() -> argparse.ArgumentParser:
         ("distill", "train a draft model"),
         ("eagle", "train an EAGLE head"),
         ("early_exit", "train an adapter behind the target's first layers"),
+        ("medusa", "train Medusa heads"),
+        ("mask", "train a mask drafter"),
     ):
         training = commands.add_parser(name, help=text)
         _add_common(training)
@@ -321,21 +369,34 @@ def _parser() -> argparse.ArgumentParser:
             default=cache_dir("features"),
             help="where the target's states are kept",
         )
-        if name == "distill":
+        if name in ("distill", "mask"):
             training.add_argument(
                 "--layers",
-                default="0,1,2,3,4,5,6,27,28,29",
+                default="0,1,2,3,4,5,6,27,28,29" if name == "distill" else "0,1,2,29",
                 help="of the target, in their order: the draft is cut from it",
             )
             training.add_argument(
                 "--rank", type=int, default=32, help="of the updates; 0 trains whole matrices"
             )
+        if name == "distill":
             training.add_argument("--draft", help="train this model instead, whole")
             training.add_argument(
                 "--on-policy", type=float, default=0.0, help="share of the student's texts"
             )
             training.add_argument(
                 "--temperature", type=float, default=1.0, help="at which the draft serves"
+            )
+        elif name == "medusa":
+            training.add_argument(
+                "--heads", type=int, default=4, help="positions that are guessed at once"
+            )
+            training.add_argument("--blocks", type=int, default=1, help="residual blocks of a head")
+        elif name == "mask":
+            training.add_argument(
+                "--masks", type=int, default=3, help="tokens that are guessed beyond the next one"
+            )
+            training.add_argument(
+                "--cuts", type=int, default=32, help="of a text that are learned from at once"
             )
         elif name == "early_exit":
             training.add_argument(

@@ -16,6 +16,8 @@ from workers.draft.config import (
     LayerSkipConfig,
     LookaheadConfig,
     LookupConfig,
+    MaskConfig,
+    MedusaConfig,
     ModelConfig,
     SuffixConfig,
 )
@@ -59,6 +61,10 @@ def make(config: DrafterConfig, target: str, host: "Model | None" = None) -> Dra
             made = JacobiDrafter(config.block)
         case LookaheadConfig():
             made = LookaheadDrafter(config.window, config.ngram, config.guesses)
+        case MedusaConfig():
+            made = _medusa_drafter(config, target)
+        case MaskConfig():
+            made = _mask_drafter(config, target)
         case CustomConfig():
             made = custom.make(config, target)
     made.warm_up()
@@ -164,6 +170,41 @@ def _whole(config: DrafterConfig, host: "Model | None") -> "Model":
             "a target that is not split (tensor_parallel_size: 1)"
         )
     return host
+
+
+def _medusa_drafter(config: MedusaConfig, target: str) -> Drafter:
+    import torch
+
+    from workers.draft.drafters.medusa import MedusaDrafter
+    from workers.draft.levels import Accuracies
+    from workers.draft.medusa import load_heads
+    from workers.engine.loading import resolve_dtype
+
+    folder = checkpoint.resolve(config.model)
+    heads = load_heads(folder, checkpoint.resolve(target))
+    return MedusaDrafter(
+        heads,
+        resolve_dtype(config.dtype, torch.device(config.device)),
+        config.device,
+        vocabulary_fingerprint(_tokenizer(target)),
+        Accuracies.load(folder, len(heads.heads)),
+    )
+
+
+def _mask_drafter(config: MaskConfig, target: str) -> Drafter:
+    from workers.draft.drafters.mask import MaskDrafter
+    from workers.draft.levels import Accuracies
+    from workers.draft.masks import load_masked
+
+    folder = checkpoint.resolve(config.model)
+    masked = load_masked(folder, config.dtype, config.device)
+    if masked.draft.vocabulary_fingerprint != vocabulary_fingerprint(_tokenizer(target)):
+        raise ValueError(
+            f"drafter {config.name!r}: it was cut from a model with another vocabulary than the target's; "
+            "train one for this target (python -m workers.training mask)"
+        )
+    accuracies = Accuracies.load(folder, 1 + len(masked.masks))
+    return MaskDrafter(masked, config.num_slots, accuracies)
 
 
 def _tokenizer(target: str) -> Tokenizer:

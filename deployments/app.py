@@ -38,12 +38,12 @@ from deployments.coordinator import REPORT_SECONDS, Workers
 from deployments.coordinator import Coordinator as Core
 from deployments.drafting import DraftPool
 from deployments.exposition import exposition
+from deployments.features import features_read
 from deployments.keys import Key, Limits
 from deployments.lease import WorkerPool
 from deployments.metrics import CoordinatorMetrics, WorkerMetrics
 from deployments.openai.routes import make_app
 from protos import inference_pb2 as pb
-from workers.checkpoint import head_features
 from workers.rpc.connection import DRAFT, TARGET, WorkerKind
 from workers.rpc.errors import Unavailable
 from workers.rpc.security import Certificates, Security
@@ -391,25 +391,9 @@ def target_options(args: AppConfig) -> dict[str, Any]:
         **args.target.model_dump(),
         "model_id": args.model_id,
         "max_draft_tokens": args.target.drafted_rows,
-        "features": _features(args),
+        "features": features_read(args.drafts),
         "drafters": drafter_options(args.drafts, "target"),
     }
-
-
-def _features(args: AppConfig) -> str | None:
-    """What the drafters read of the target, if any does."""
-    read: dict[str, str] = {}
-    for draft in args.drafts:
-        if draft.kind == "eagle":
-            read[head_features(draft.model)] = draft.name
-        elif draft.kind == "medusa":
-            read["last"] = draft.name
-    if len(read) > 1:
-        raise ValueError(
-            f"drafts: {read['three']} is an EAGLE-3 head, {read['last']} reads the target's last state: a "
-            "target keeps features of one kind; take one of them out"
-        )
-    return next(iter(read), None)
 
 
 def drafter_options(drafts: Sequence[DrafterArgs], placement: str) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from deployments.config import (
     TargetAppConfig,
     WorkerThresholds,
 )
+from deployments.features import features_read
 from workers.checkpoint import CheckpointError, already_there, check_drafter, locate
 
 MODULE: Final = "deployments.app"
@@ -219,13 +220,25 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
             references[where], kinds[where] = draft.model, draft.kind
         elif isinstance(draft, EarlyExitArgs) and draft.model is not None:
             references[where] = draft.model
+    wrong = False
     for where, reference in references.items():
         try:
             found = locate(reference)
             if found is not None and where in kinds:
                 check_drafter(found, kinds[where])
         except CheckpointError as error:
+            wrong = True
             yield f"{where}: {error}"
+    if wrong or not isinstance(config, AppConfig):
+        return
+    try:
+        features_read(
+            draft
+            for draft in config.drafts
+            if isinstance(draft, LoadedArgs) and already_there(draft.model)
+        )
+    except ValueError as error:
+        yield f"{place}.{error}"
 
 
 def _check_datastores(config: AppConfig | DraftAppConfig, place: str) -> Iterator[str]:

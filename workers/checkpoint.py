@@ -118,6 +118,8 @@ def holds_medusa(folder: Path) -> bool:
 
 def check_drafter(folder: Path, kind: str) -> None:
     """Raise CheckpointError if a drafter of this kind cannot be made from a folder; reads no tensors."""
+    if kind == "eagle":
+        head_features(str(folder))
     if kind == "medusa" and not (folder / MEDUSA_CONFIG).is_file():
         if not holds_medusa(folder):
             raise CheckpointError(

@@ -326,7 +326,7 @@ def test_published_heads_load(prefix: str, tmp_path: Path) -> None:
     ours = medusa.load_heads(tiny.trained_medusa(), tiny.llama())
     theirs = medusa.load_heads(folder, tiny.llama())
     states = torch.randn(5, 64)
-    assert torch.equal(ours(states), theirs(states))
+    torch.testing.assert_close(ours(states), theirs(states))
     assert len(theirs.projections) == 4
     drafter = made("medusa", folder)
     drafter.open(1, PROMPTS[0], GREEDY)
@@ -413,6 +413,13 @@ def test_a_target_keeps_what_its_heads_read() -> None:
     assert features(("mask", tiny.trained_mask())) is None
     with pytest.raises(ValueError, match="d1 is an EAGLE-3 head, d0 reads"):
         features(medusa_heads, ("eagle", tiny.trained_head("eagle3")))
+    drafts = [
+        {"name": "a", "kind": "medusa", "model": str(tiny.trained_medusa())},
+        {"name": "b", "kind": "eagle", "model": str(tiny.trained_head("eagle3"))},
+    ]
+    args = {"model_id": "tiny", "target": {"model": str(tiny.llama())}, "drafts": drafts}
+    (problem,) = check._check_models(AppConfig.model_validate(args), "args")
+    assert problem.startswith("args.drafts: b is an EAGLE-3 head, a reads")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,10 +24,10 @@ class Ask:
     max_nodes: int
     max_depth: int
     chain: bool
-    drawn: bool = False
     mode: Mode = "sequential"
     price: float = 0.0
     pace: float = 0.0
+    drawn: bool = False
 
     @property
     def sent_nodes(self) -> int:

@@ -266,7 +266,8 @@ class Clients:
             asked = Asked(time.monotonic())
             try:
                 # A connection that cannot be made says nothing of an answer: the next node is tried.
-                limits = httpx.Timeout(60, connect=1)
+                # Far away a first packet that is lost is sent again after a second.
+                limits = httpx.Timeout(60, connect=4)
                 async with httpx.AsyncClient(timeout=limits) as http:
                     await stream(http, await self._base(), question.body, asked)
             except (httpx.HTTPError, RuntimeError) as error:
@@ -423,7 +424,12 @@ def judge(
             own = any(fault.excuses(each) for fault in faults)
             counts["cut" if own else "errors"] += 1
             if not own:
-                print(f"client error: {each.error}", file=sys.stderr)
+                before = [f for f in faults if f.at <= each.ended][-3:]
+                last = ", ".join(
+                    f"{each.ended - f.at:.1f} s after {f.kind} {f.way_in}" for f in before
+                )
+                way = f"by {each.way_in}, from coordinator {each.coordinator}"
+                print(f"client error: {each.error} ({way}; {last})", file=sys.stderr)
             # What came before the cut must be right, too.
             counts += differences(question.tokens[: len(each.tokens)], each.tokens)
         else:

@@ -28,7 +28,7 @@ from tests.e2e.conftest import ROOT
 from tests.e2e.test_pools import PROMPT, app_of, base_of, draft_app, target_app
 from tests.unit.test_dashboards import ALERTS, DASHBOARDS, EXPORTED, SERVES, substituted
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 RESTLESS = "slipstream_coordinator_cpu_seconds_total"
 """It counts whoever looks."""
@@ -237,7 +237,6 @@ def now(client: httpx.Client, title: str) -> dict[str, float]:
     return {r["metric"].get(label, ""): float(r["value"][1]) for r in found}
 
 
-@pytest.mark.slow
 def test_prometheus_answers_every_panel(
     ray: Cluster, config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.unit.test_sampling import SIGNIFICANCE, chi_square, exact_law
 from workers.request import SamplingParams, Verification
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-ANSWERS = 1200
+ANSWERS = 600
 AT_ONCE = 12
 LENGTH = 3
 FILTERS = {"temperature": 1.0, "top_k": 3}

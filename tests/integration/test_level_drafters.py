@@ -204,8 +204,7 @@ def test_a_mask_drafter_that_finds_no_room_drafts_no_more(tmp_path: Path) -> Non
     assert drafter._pool.free_slots == drafter._pool.num_slots
 
 
-@pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "tree"), [("float32", True), ("bfloat16", False)])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_k1_on_equals_off(kind: str, dtype: str, tree: bool) -> None:
     drafter = made(kind, trained(kind), dtype)
@@ -242,6 +241,7 @@ async def test_k6_company_changes_nothing(place: str, kind: str) -> None:
         await h.idle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_drawn_answers_have_the_targets_law(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from filelock import FileLock
 
@@ -90,6 +90,32 @@ def already_there(reference: str) -> Path | None:
     return source if source is not None and source.exists() else None
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """What a JSON file of a checkpoint says; raises CheckpointError if it cannot be read."""
+    try:
+        content = json.loads(file.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"{type(content).__name__} instead of an object")
+        return content
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error!r}") from error
+
+
+def describe(file: Path, release: int, *keys: str) -> dict[str, Any]:
+    """What a checkpoint of ours says of itself, of the format that this `release` reads, with these keys.
+
+    Raises CheckpointError.
+    """
+    content = read_json(file)
+    if content.get("format") != release:
+        raise CheckpointError(
+            f"{file.parent} has format {content.get('format')}; this release reads {release}"
+        )
+    if missing := [key for key in keys if key not in content]:
+        raise CheckpointError(f"{file} cannot be read: it lacks {', '.join(missing)}")
+    return content
+
+
 def head_features(reference: str) -> FeatureKind:
     """What an EAGLE head reads of its target: "last" or "three" (see workers.engine.features).
 
@@ -97,7 +123,7 @@ def head_features(reference: str) -> FeatureKind:
     """
     folder = resolve(reference)
     if (folder / HEAD_CONFIG).is_file():
-        version = json.loads((folder / HEAD_CONFIG).read_text()).get("version")
+        version = read_json(folder / HEAD_CONFIG).get("version")
         return "three" if version == "eagle3" else "last"
     names: set[str] = set()
     for file in folder.glob("*.safetensors"):
@@ -112,7 +138,7 @@ def head_features(reference: str) -> FeatureKind:
 def holds_medusa(folder: Path) -> bool:
     """Whether a folder is of Medusa heads: ours, or published ones."""
     config = folder / MODEL_CONFIG
-    published = config.is_file() and "medusa_num_heads" in json.loads(config.read_text())
+    published = config.is_file() and "medusa_num_heads" in read_json(config)
     return published or (folder / MEDUSA_CONFIG).is_file()
 
 

@@ -14,6 +14,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _HEADER: Final = "traceparent"
+# It finds the process's provider when it is used.
+_TRACER: Final = trace.get_tracer("slipstream")
 
 Attributes = Mapping[str, Any]
 
@@ -39,13 +41,12 @@ class Stages:
     ) -> None:
         """Begin it below another process's span, below this context's if `parent` is None."""
         self.span: Span = INVALID_SPAN
-        self._tracer = trace.get_tracer("slipstream")
         self._since = 0
         if parent == "":
             return
         context = None if parent is None else _PROPAGATOR.extract({_HEADER: parent}, Context())
         self._since = time.time_ns()
-        self.span = self._tracer.start_span(name, context, kind, attributes, start_time=self._since)
+        self.span = _TRACER.start_span(name, context, kind, attributes, start_time=self._since)
 
     @property
     def recording(self) -> bool:
@@ -57,9 +58,9 @@ class Stages:
         if self.recording:
             now = time.time_ns()
             context = trace.set_span_in_context(self.span)
-            self._tracer.start_span(
-                name, context, attributes=attributes, start_time=self._since
-            ).end(now)
+            _TRACER.start_span(name, context, attributes=attributes, start_time=self._since).end(
+                now
+            )
             self._since = now
 
     def skip(self) -> None:

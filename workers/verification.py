@@ -122,19 +122,17 @@ class Drawn:
         """Of a token that it has."""
         return float(self._probabilities[self._ids == token])
 
-    def taken_off(self, law: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-        """What is left of `weight` times the target's law, as a law; that law if rounding left nothing."""
+    def left(self, law: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        """What is left of `weight` times the target's law once this one is taken off."""
         left = weight * law
         left[self._ids] -= self._probabilities
-        left.clamp_(min=0.0)
+        return left.clamp_(min=0.0)
+
+    def taken_off(self, law: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        """What is left, as a law; the target's where rounding left nothing."""
+        left = self.left(law, weight)
         total = float(left.sum())
         return left / total if total > 0.0 else law
-
-    def excess(self, law: torch.Tensor, weight: float) -> float:
-        """How much of `weight` times the target's law is left."""
-        left = weight * law
-        left[self._ids] -= self._probabilities
-        return float(left.clamp_(min=0.0).sum())
 
     def drop(self, token: int) -> None:
         """A token that was drawn is not drawn again."""
@@ -147,19 +145,23 @@ class Drawn:
 def block(
     tree: TokenTree, law_after: LawAfter, chance: Chance, commit: Callable[[int], bool]
 ) -> Verdict:
-    """Test a chain as a whole: never fewer tokens than one by one (Sun et al., arXiv 2403.10444)."""
+    """Test a chain as a whole: never fewer tokens than one by one (Sun et al., arXiv 2403.10444).
+
+    A tree that branches, which nobody asked for, is tested by `rejection`.
+    """
+    if any(parent != node - 1 for node, parent in enumerate(tree.parents)):
+        return rejection(tree, law_after, chance, commit)
+    laws = [law_after(tuple(range(node))) for node in range(len(tree) + 1)]
+    drawn = [Drawn(law) for law in tree.laws]
     weights = [1.0]
-    laws, drawn = [], [Drawn(law) for law in tree.laws]
-    for node in range(len(tree)):
-        laws.append(law_after(tuple(range(node))))
-        token = tree.tokens[node]
+    for node, token in enumerate(tree.tokens):
         ratio = float(laws[node][token]) / drawn[node].probability(token)
         weights.append(min(1.0, weights[-1] * ratio))
     kept = 0
     for node in range(len(tree)):
         weight = weights[node + 1]
         if node + 1 < len(tree):
-            excess = drawn[node + 1].excess(law_after(tuple(range(node + 1))), weight)
+            excess = float(drawn[node + 1].left(laws[node + 1], weight).sum())
             weight = excess / (excess + 1.0 - weight) if excess + 1.0 - weight > 0.0 else 1.0
         if chance.accept(node, weight):
             kept = node + 1
@@ -169,7 +171,7 @@ def block(
         tokens.append(tree.tokens[node])
         if not commit(tokens[-1]):
             return Verdict(tuple(tokens), path[: len(tokens)], kept)
-    law = law_after(path)
+    law = laws[kept]
     if kept < len(tree):
         law = drawn[kept].taken_off(law, weights[kept])
     tokens.append(chance.draw(kept, law))

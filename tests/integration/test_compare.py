@@ -69,6 +69,12 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+def test_drafters_that_run_the_targets_layers(arguments: list[str], tmp_path: Path) -> None:
+    assert command.main([*arguments, "--drafter", "{kind: layer_skip, name: own, skip: [1]}"]) == 0
+    trace = read(tmp_path / "out" / "trace.jsonl")
+    assert any(r.draft_s for r in trace.rounds if r.setting == "own")
+
+
 def test_from_end_to_end_and_on_where_it_broke_off(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -399,6 +399,9 @@ def test_the_check_says_what_to_do(kind: str, tmp_path: Path) -> None:
         (folder / "medusa_lm_head.safetensors").rename(folder / "medusa_lm_head.pt")
         (problem,) = problems(folder)
         assert "pickled weights are not loaded" in problem
+        (folder / "config.json").write_text("{not JSON")
+        (problem,) = problems(folder)
+        assert "config.json cannot be read" in problem
 
 
 def test_a_target_keeps_what_its_heads_read() -> None:

@@ -154,6 +154,7 @@ def error(rule: Rule, width: int, depth: int) -> tuple[float, float]:
         (verification.block, 1, 1),
         (verification.block, 1, 2),
         (verification.block, 1, 3),
+        (verification.block, 2, 2),
     ],
 )
 def test_every_outcome_adds_up_to_the_targets_law(rule: Rule, width: int, depth: int) -> None:

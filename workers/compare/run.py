@@ -162,7 +162,7 @@ class Bench:
         folder = checkpoint.resolve(options.target)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = load_model(folder, options.dtype, options.device)
-        made = {c.name: drafters.make(c, options.target) for c in options.drafters}
+        made = {c.name: drafters.make(c, options.target, self._model) for c in options.drafters}
         features = {drafter.feature_kind for drafter in made.values()} - {None}
         if len(features) > 1:
             raise ValueError(
@@ -268,6 +268,7 @@ class Bench:
             StopRules(most),
             drafters=names,
             max_nodes=nodes,
+            mode="sequential",
             insists=True,
         )
         session = TargetSession(
@@ -285,28 +286,13 @@ class Bench:
         return session
 
     def _beside(self, session: TargetSession) -> BesideSession:
-        request = session.request
-        opened = m.OpenDraft(
-            lease_id="",
-            tokens=request.tokens,
-            sampling=request.sampling,
-            drafters=request.drafters,
-            max_nodes=request.max_nodes,
-            chain=False,
-            max_len=request.prompt_len + request.stopping.max_tokens,
-            mode="sequential",
-        )
-
         def drafted(message: Any) -> None:
             if isinstance(message, m.Proposal):
                 session.proposals.put(message.drafter, message.base_len, message.tree)
             else:
                 self._loop.say(session, message)
 
-        window = self._group.feature_window(request.drafters)
-        drafting = self._group.open(opened, drafted)
-        choices = self._group.reads_choices(request.drafters)
-        return BesideSession(drafting, request.drafters, window, choices, request.prompt_len)
+        return BesideSession.open(self._group, session.request, drafted)
 
     def _deliver(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         now = time.perf_counter()

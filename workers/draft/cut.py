@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from workers import checkpoint
-from workers.checkpoint import DRAFT_CONFIG, CheckpointError
+from workers.checkpoint import DRAFT_CONFIG, CheckpointError, describe
 from workers.engine.loading import load_module, resolve_dtype, wrap
 from workers.engine.model import Model
 from workers.vocabulary import vocabulary_fingerprint
@@ -54,15 +54,8 @@ def is_cut(folder: Path) -> bool:
 
 def read_config(folder: Path) -> CutConfig:
     """The config of a cut draft; raises CheckpointError if it is none that can be read."""
-    try:
-        content = json.loads((folder / DRAFT_CONFIG).read_text())
-        if content["format"] != FORMAT:
-            raise CheckpointError(
-                f"{folder} has format {content['format']}; this release reads {FORMAT}"
-            )
-        return CutConfig(content["base"], tuple(content["layers"]))
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / DRAFT_CONFIG} cannot be read: {error!r}") from error
+    content = describe(folder / DRAFT_CONFIG, FORMAT, "base", "layers")
+    return CutConfig(content["base"], tuple(content["layers"]))
 
 
 def cut_module(base: Any, layers: tuple[int, ...]) -> Any:

@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from workers.checkpoint import HEAD_CONFIG, CheckpointError, FeatureKind
+from workers.checkpoint import HEAD_CONFIG, CheckpointError, FeatureKind, describe
 from workers.draft.target_weights import embedding_and_head, tensors
 
 WEIGHTS_FILE: Final = "eagle.safetensors"
@@ -234,11 +234,7 @@ def _begin_as(head: EagleHead, layer: dict[str, torch.Tensor], config: Any) -> N
 def _read(folder: Path) -> tuple[dict[str, torch.Tensor], Version]:
     """The weights of a checkpoint under our names, and its version."""
     if (folder / HEAD_CONFIG).is_file():
-        content = json.loads((folder / HEAD_CONFIG).read_text())
-        if content.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{folder} has format {content.get('format')}; this release reads {FORMAT}"
-            )
+        content = describe(folder / HEAD_CONFIG, FORMAT, "version")
         return load_file(folder / WEIGHTS_FILE), content["version"]
     files = sorted(folder.glob("*.safetensors"))
     if not files:

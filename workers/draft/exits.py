@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from workers.checkpoint import EXIT_CONFIG, CheckpointError
+from workers.checkpoint import EXIT_CONFIG, CheckpointError, describe
 from workers.engine import attention, linear
 from workers.engine.model import Model, ModuleRunner
 from workers.engine.parts import Ending
@@ -48,7 +48,7 @@ def load(folder: Path, target: Path, host: Model) -> Adapter:
 
     `target` is the folder of the model that is loaded as `host`.
     """
-    layers = _read_layers(folder)
+    layers = int(describe(folder / EXIT_CONFIG, FORMAT, "layers")["layers"])
     tensors = load_file(folder / WEIGHTS_FILE)
     config = AutoConfig.from_pretrained(target).get_text_config()
     count = config.num_hidden_layers
@@ -76,15 +76,3 @@ def load(folder: Path, target: Path, host: Model) -> Adapter:
     if isinstance(host.runner, ModuleRunner) and linear.can_pack(host.kv_shape.dtype, host.device):
         linear.pack_linears(layer)
     return Adapter(layers, Ending(layer, norm))
-
-
-def _read_layers(folder: Path) -> int:
-    try:
-        content = json.loads((folder / EXIT_CONFIG).read_text())
-        if content["format"] != FORMAT:
-            raise CheckpointError(
-                f"{folder} has format {content['format']}; this release reads {FORMAT}"
-            )
-        return int(content["layers"])
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{folder / EXIT_CONFIG} cannot be read: {error!r}") from error

@@ -10,13 +10,20 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from workers.checkpoint import MEDUSA_CONFIG, MODEL_CONFIG, CheckpointError, check_drafter
+from workers.checkpoint import (
+    MEDUSA_CONFIG,
+    MODEL_CONFIG,
+    CheckpointError,
+    check_drafter,
+    describe,
+    read_json,
+)
 from workers.draft.target_weights import embedding_and_head
 
 WEIGHTS_FILE: Final = "medusa.safetensors"
@@ -130,17 +137,13 @@ Read = tuple[int, int, dict[str, torch.Tensor]]
 
 
 def _read_ours(folder: Path) -> Read:
-    content = json.loads((folder / MEDUSA_CONFIG).read_text())
-    if content.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder} has format {content.get('format')}; this release reads {FORMAT}"
-        )
+    content = describe(folder / MEDUSA_CONFIG, FORMAT, "heads", "blocks")
     return content["heads"], content["blocks"], load_file(folder / WEIGHTS_FILE)
 
 
 def _read_published(folder: Path) -> Read:
     """Heads under `{head}.{block}.linear.…` and `{head}.{blocks}.weight`, alone or within a model."""
-    content: dict[str, Any] = json.loads((folder / MODEL_CONFIG).read_text())
+    content = read_json(folder / MODEL_CONFIG)
     heads, blocks = content["medusa_num_heads"], content["medusa_num_layers"]
     published: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):

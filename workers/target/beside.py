@@ -4,8 +4,10 @@ The coordinator gets a copy of each proposal, for its statistics and its choice 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from workers.draft.group import GroupSession
+from workers.draft.group import DrafterGroup, GroupSession
+from workers.request import DRAWN
 from workers.rpc import messages as m
 
 News = tuple[GroupSession, m.Commit]
@@ -32,6 +34,31 @@ class BesideSession:
         self._window = feature_window
         self._known = known
         self._begun = False
+
+    @classmethod
+    def open(
+        cls, group: DrafterGroup, request: m.OpenTarget, send: Callable[[Any], None]
+    ) -> "BesideSession":
+        """Let the drafters that a request names, of those in the group, draft for it; `send` hears them."""
+        opened = m.OpenDraft(
+            lease_id="",
+            tokens=request.tokens,
+            sampling=request.sampling,
+            drafters=request.drafters,
+            max_nodes=request.max_nodes,
+            chain=request.chain,
+            max_len=request.prompt_len + request.stopping.max_tokens,
+            mode=request.mode,
+            drawn=request.verification in DRAWN,
+            key_id=request.key_id,
+        )
+        return cls(
+            group.open(opened, send),
+            request.drafters,
+            group.feature_window(request.drafters),
+            group.reads_choices(request.drafters),
+            len(request.tokens),
+        )
 
     def news(
         self,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,6 @@ from workers.engine.tensor_parallel import Leader, Place, Ranks
 from workers.engine.threads import use_threads
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.memory import available_bytes
-from workers.request import DRAWN
 from workers.rpc import codec
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel, Sessions, serve_stream
@@ -251,28 +250,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             receiver.send(session.finished)
             return receiver
         if request.drafters:
-            session.beside = self._open_beside(request, receiver.drafted)
+            session.beside = BesideSession.open(self._beside, request, receiver.drafted)
         self._loop.submit(session)
         return receiver
-
-    def _open_beside(self, request: m.OpenTarget, send: Callable[[Any], None]) -> BesideSession:
-        opened = m.OpenDraft(
-            lease_id="",
-            tokens=request.tokens,
-            sampling=request.sampling,
-            drafters=request.drafters,
-            max_nodes=request.max_nodes,
-            chain=request.chain,
-            max_len=request.prompt_len + request.stopping.max_tokens,
-            mode=request.mode,
-            drawn=request.verification in DRAWN,
-            key_id=request.key_id,
-        )
-        window = self._beside.feature_window(request.drafters)
-        drafting = self._beside.open(opened, send)
-        reads_choices = self._beside.reads_choices(request.drafters)
-        known = len(request.tokens)
-        return BesideSession(drafting, request.drafters, window, reads_choices, known)
 
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         self._event_loop.call_soon_threadsafe(_deliver, results)

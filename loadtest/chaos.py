@@ -35,10 +35,12 @@ import psutil
 from loadtest import client, report
 from loadtest.cluster import LOOPBACK, Cluster, Node, Place, cluster, network
 from loadtest.prompts_file import read
+from loadtest.server import until_well
 
 MODEL: Final = "model"
 PORT: Final = 8000
 WAIT_SECONDS: Final = 15.0
+READY_SECONDS: Final = 180.0
 CUT_SECONDS: Final = 6.0
 WORKER: Final = "slipstream_worker"
 COORDINATOR_HEADER: Final = "x-slipstream-coordinator"
@@ -535,7 +537,8 @@ def main() -> int:
         made.deploy(config(options, token_file, host))
         # A front node for each worker's; in one network they have one between them.
         bases = list(dict.fromkeys(f"http://{place.ip}:{PORT}" for place in places[1:]))
-        asyncio.run(_ready(bases))
+        if not all(until_well(base, READY_SECONDS) for base in bases):
+            raise RuntimeError(f"not all front nodes are well after {READY_SECONDS:g} s: {bases}")
         questions = asyncio.run(right_answers(bases[0], options))
         clients = Clients(bases, questions)
         chaos = Chaos(made, options.one_network, random.Random(options.seed))
@@ -546,16 +549,6 @@ def main() -> int:
     report.write(options.out, "chaos", markdown(rows), rows, **about)
     print(json.dumps(asdict(result)))
     return 0 if result.clean else 1
-
-
-async def _ready(bases: Sequence[str]) -> None:
-    async with httpx.AsyncClient(timeout=10) as http:
-        for base in bases:
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await http.get(f"{base}/health")).is_success:
-                        break
-                await asyncio.sleep(0.5)
 
 
 async def _under_fire(clients: Clients, chaos: Chaos, options: argparse.Namespace) -> None:

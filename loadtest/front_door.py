@@ -81,7 +81,8 @@ async def measure(
     limits = httpx.Limits(max_connections=at_once + 1)
     gaps: list[float] = []
     async with httpx.AsyncClient(base_url=base, timeout=600, limits=limits) as client:
-        until = 0.0
+        before, started = await metrics(client), time.perf_counter()
+        until = started + options.seconds
 
         async def work(number: int) -> None:
             while time.perf_counter() < until:
@@ -89,8 +90,6 @@ async def measure(
                 gaps.extend(await stream(client, prompt, on, until, options))
                 number += 1
 
-        before, started = await metrics(client), time.perf_counter()
-        until = started + options.seconds
         await asyncio.gather(*(work(number) for number in range(at_once)))
         seconds = time.perf_counter() - started
         after = await metrics(client)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -51,7 +51,8 @@ def started(
             env={**os.environ, **(environment or {})},
         )
         try:
-            _wait(base, process, log)
+            if not until_well(base, 180, lambda: process.poll() is None):
+                raise RuntimeError(f"the server did not come up:\n{log.read_text()[-3000:]}")
             yield
         finally:
             # Started in the background it would not hear Ctrl-C. It ends the processes that it started.
@@ -62,11 +63,12 @@ def started(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait(base: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and process.poll() is None:
+def until_well(base: str, seconds: float, running: Callable[[], bool] = lambda: True) -> bool:
+    """Wait until a server answers /health; whether it did so in time, while it was running."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and running():
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{base}/health").status_code == httpx.codes.OK:
-                return
+            if httpx.get(f"{base}/health", timeout=10).status_code == httpx.codes.OK:
+                return True
         time.sleep(0.5)
-    raise RuntimeError(f"the server did not come up:\n{log.read_text()[-3000:]}")
+    return False

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from deployments.round import GenerationRequest
 from tests.harness import Answer, Harness
 
 
@@ -26,6 +27,25 @@ async def assert_company_changes_nothing(
         answer.same_as(expected)
     assert_saw_everything(together)
     return together
+
+
+async def assert_always_right(h: Harness, request: GenerationRequest, least: int) -> Answer:
+    """A draft that is the target is never rejected on the right path (oracle K2); the drafted answer."""
+    off = await h.generate(request, speculate=False)
+    on = await h.generate(request)
+    on.same_as(off)
+    assert all(rate == 1.0 for rate in on.stats.acceptance_by_depth)
+    assert on.stats.accepted_tokens > least
+    return on
+
+
+async def assert_drafts_until_full(h: Harness, request: GenerationRequest, room: int) -> None:
+    """A draft whose cache or context ends drafts until then, and the answer goes on."""
+    off = await h.generate(request, speculate=False)
+    on = await h.generate(request)
+    on.same_as(off)
+    assert 0 < on.stats.accepted_tokens < room
+    await h.idle()
 
 
 def assert_saw_everything(answers: Iterable[Answer]) -> None:

@@ -1,12 +1,12 @@
 """The chart's CPU trial, deployed as KubeRay does it, to nodes that have the labels of its groups."""
 
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from loadtest.cluster import LOOPBACK, Place, cluster, free_port
+from loadtest.server import until_well
 from tests.chart import CPU_TRIAL, rayservice, render, serve_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -30,10 +30,7 @@ def test_the_cpu_trial_answers(tmp_path: Path) -> None:
     with cluster(tmp_path, 2, places, head_cpus=0) as ray:
         ray.deploy(config)
         base = f"http://{LOOPBACK}:{config['http_options']['port']}"
-        deadline = time.monotonic() + 120
-        while httpx.get(f"{base}/health").is_error:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        assert until_well(base, 120)
         homes = {
             title: [len(node.processes(f"ray::ServeReplica:{title}")) for node in ray.nodes]
             for title in ("front", "target-smollm2", "draft-lookup")

@@ -23,6 +23,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.cluster import EXPORT_SECONDS, Cluster, cluster, free_port
+from loadtest.server import until_well
 from tests import tiny
 from tests.e2e.conftest import ROOT
 from tests.e2e.test_pools import PROMPT, app_of, base_of, draft_app, target_app
@@ -71,10 +72,7 @@ def config() -> dict[str, Any]:
 def ray(tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]) -> Iterator[Cluster]:
     with cluster(tmp_path_factory.mktemp("cluster"), num_cpus=8) as made:
         made.deploy(config)
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{base_of(config)}/health").is_error:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        assert until_well(base_of(config), 60)
         yield made
 
 

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.cluster import EXPORT_SECONDS, LOOPBACK, Cluster, Place, cluster, free_port
+from loadtest.server import until_well
 from tests import tiny
 from tests.e2e.test_pools import ask, base_of, draft_app, faults, target_app, text
 
@@ -72,10 +73,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]) -> Ite
     folder = tmp_path_factory.mktemp("cluster")
     with cluster(folder, 2, places, head_cpus=0) as made:
         made.deploy(config)
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{base_of(config)}/health").is_error:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        assert until_well(base_of(config), 60)
         yield made
 
 

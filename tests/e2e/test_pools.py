@@ -16,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.cluster import EXPORT_SECONDS, Cluster, cluster, free_port
+from loadtest.server import until_well
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as pb_grpc
 from tests import tiny
@@ -96,10 +97,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]) -> Ite
     with cluster(tmp_path_factory.mktemp("cluster"), num_cpus=8) as made:
         made.deploy(config)
         base = base_of(config)
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{base}/health").is_error:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        assert until_well(base, 60)
         yield made
 
 

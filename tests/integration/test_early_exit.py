@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import harness
+from tests.oracles import assert_always_right
 from workers.checkpoint import CheckpointError
 from workers.draft import exits
 from workers.draft.config import EarlyExitConfig
@@ -57,11 +58,7 @@ async def test_k2_an_adapter_that_is_what_is_left_out_is_always_right(
     async with harness(tiny.even_llama(), {}, beside=beside, dtype=dtype) as h:
         for sampling in SAMPLING:
             request = h.request(PROMPTS[0], max_tokens=60, seed=4, tree=tree, **sampling)
-            off = await h.generate(request, speculate=False)
-            on = await h.generate(request)
-            on.same_as(off)
-            assert all(rate == 1.0 for rate in on.stats.acceptance_by_depth)
-            assert on.stats.accepted_tokens > 35
+            await assert_always_right(h, request, 35)
         await h.idle()
 
 

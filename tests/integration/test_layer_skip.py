@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import harness
+from tests.oracles import assert_always_right, assert_drafts_until_full
 from workers.draft import skips
 from workers.draft.config import LayerSkipConfig
 from workers.draft.drafter import Ask
@@ -39,23 +40,14 @@ async def test_k2_with_nothing_skipped_everything_is_accepted(dtype: str, tree: 
     async with harness(tiny.even_llama(), {}, beside=beside, dtype=dtype) as h:
         for sampling in SAMPLING:
             request = h.request(PROMPTS[0], max_tokens=60, seed=4, tree=tree, **sampling)
-            off = await h.generate(request, speculate=False)
-            on = await h.generate(request)
-            on.same_as(off)
-            assert all(rate == 1.0 for rate in on.stats.acceptance_by_depth)
-            assert on.stats.accepted_tokens > 35
+            on = await assert_always_right(h, request, 35)
             assert tree or on.stats.accepted_tokens == on.stats.draft_tokens
         await h.idle()
 
 
 async def test_drafting_stops_where_its_cache_ends() -> None:
     async with harness(tiny.even_llama(), {}, beside=[config(num_slots=64)]) as h:
-        request = h.request(PROMPTS[0], max_tokens=150)
-        off = await h.generate(request, speculate=False)
-        on = await h.generate(request)
-        on.same_as(off)
-        assert 0 < on.stats.accepted_tokens < 64
-        await h.idle()
+        await assert_drafts_until_full(h, h.request(PROMPTS[0], max_tokens=150), 64)
 
 
 def test_online_search_leaves_a_bad_set_between_answers() -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import tiny
 from tests.harness import harness
-from tests.oracles import assert_company_changes_nothing
+from tests.oracles import assert_company_changes_nothing, assert_drafts_until_full
 from workers.draft import cut, models
 from workers.draft.calibration import Softness
 from workers.draft.drafter import Ask
@@ -169,12 +169,7 @@ async def test_drafting_stops_at_the_drafts_own_limits() -> None:
     short = tiny.llama(0, max_position_embeddings=64)
     for made in (drafter(short), drafter(tiny.llama(), num_slots=64)):
         async with harness(tiny.llama(), made) as h:
-            request = h.request(PROMPTS[0], max_tokens=150)
-            off = await h.generate(request, speculate=False)
-            on = await h.generate(request)
-            on.same_as(off)
-            assert 0 < on.stats.accepted_tokens < 64
-            await h.idle()
+            await assert_drafts_until_full(h, h.request(PROMPTS[0], max_tokens=150), 64)
 
 
 def test_a_cut_draft_is_the_target_with_some_layers_and_its_updates(tmp_path: Path) -> None:

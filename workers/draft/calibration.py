@@ -1,6 +1,5 @@
 """Scores that are probabilities: how sharp to take a drafter's guesses, learned from what happened."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -16,35 +15,6 @@ OTHER_TEXTS: Final = (50.0, 25.0, 8.0, 4.5, 2.5, 0.9, 0.5, 0.3, 0.2, 0.1)
 """Doubts to begin with, by matches of 1, 2, 3, … tokens: where a text repeats itself, and others."""
 
 _DOUBT_LIMITS: Final = (0.02, 50.0)
-
-
-class Ranks:
-    """How often the first, the second, … child that a drafter draws is the one that is taken, by depth.
-
-    These are scores that do not depend on what is drawn: whoever cuts a tree by them chooses among nodes, not
-    among tokens.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self._rates = [[0.5 * 0.4**rank for rank in range(ranks)] for _ in range(_DEPTHS)]
-
-    def at(self, depth: int, count: int) -> list[float]:
-        """Of the first `count` children at this depth; never rising."""
-        rates = self._rates[min(depth, _DEPTHS) - 1][:count]
-        return list(itertools.accumulate(rates, min))
-
-    def observe(self, tree: Grown, tokens: Sequence[int]) -> None:
-        """Learn from what was committed under the root of a tree."""
-        node = ANCHOR
-        for depth, token in enumerate(tokens, 1):
-            children = [i for i, parent in enumerate(tree.parents) if parent == node]
-            right = next((i for i in children if tree.tokens[i] == token), None)
-            rates = self._rates[min(depth, _DEPTHS) - 1]
-            for rank, child in enumerate(children):
-                rates[rank] += _RATE * ((child == right) - rates[rank])
-            if right is None:
-                return
-            node = right
 
 
 class Softness:

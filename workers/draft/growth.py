@@ -115,6 +115,18 @@ class Grown:
         )
         return tree.cut(max_nodes, max_depth)
 
+    def guessed_along(self, tokens: Sequence[int]) -> list[list[int]]:
+        """What was guessed at each depth, as far as these tokens stay in the tree."""
+        node: int | None = ANCHOR
+        levels = []
+        for token in tokens:
+            children = [i for i, parent in enumerate(self.parents) if parent == node]
+            levels.append([self.tokens[child] for child in children])
+            node = next((child for child in children if self.tokens[child] == token), None)
+            if node is None:
+                break
+        return levels
+
     def reroot(self, tokens: Sequence[int]) -> tuple["Grown", list[int], int]:
         """What is left after `tokens` were committed.
 

@@ -25,23 +25,28 @@ _RATE: Final = 0.01
 class Accuracies:
     """How often the guess of each rank is right at each depth, where those above it were right.
 
-    Training measures them; they follow what is committed.
+    Training measures them; they follow what is committed, at a `rate`. Beyond the last depth it is as there.
     """
 
-    def __init__(self, measured: Sequence[Sequence[float]]) -> None:
+    def __init__(self, measured: Sequence[Sequence[float]], rate: float = _RATE) -> None:
         self._rates = [list(rates) for rates in measured]
+        self._rate = rate
 
     def at(self, depth: int) -> Sequence[float]:
         """One rate for each rank at this depth, 0 for the first level; never rising."""
-        return list(itertools.accumulate(self._rates[depth], min))
+        return list(itertools.accumulate(self._of(depth), min))
 
     def observe(self, levels: Sequence[Sequence[int]], tokens: Sequence[int]) -> None:
         """Learn from what was committed where `levels` had been guessed, best first."""
-        for rates, guesses, token in zip(self._rates, levels, tokens, strict=False):
+        for depth, (guesses, token) in enumerate(zip(levels, tokens, strict=False)):
+            rates = self._of(depth)
             for rank, guess in enumerate(guesses):
-                rates[rank] += _RATE * ((guess == token) - rates[rank])
+                rates[rank] += self._rate * ((guess == token) - rates[rank])
             if token not in guesses:
                 return
+
+    def _of(self, depth: int) -> list[float]:
+        return self._rates[min(depth, len(self._rates) - 1)]
 
     def save(self, folder: Path) -> None:
         """Put them beside the weights that they belong to."""

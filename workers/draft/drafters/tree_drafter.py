@@ -16,9 +16,10 @@ from typing import Final, Generic, TypeVar
 import torch
 
 from workers import sampling
-from workers.draft.calibration import Ranks, Softness
+from workers.draft.calibration import Softness
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.growth import Grown
+from workers.draft.levels import Accuracies
 from workers.engine.kv_cache import KVPool
 from workers.engine.rows import SequenceRows
 from workers.request import SamplingParams
@@ -37,6 +38,8 @@ GROWN_ROWS: Final = 64
 SEND_AGAIN: Final = 0.3
 """How much more often than with what was sent a grown tree must be of use to be sent again."""
 
+_DRAWN_AT_FIRST: Final = [[0.5 * 0.4**rank for rank in range(CHILDREN)]] * 8
+_DRAWN_RATE: Final = 0.02
 _RATE: Final = 0.1
 _NOBODY: Final = -1
 _WARM_UP: Final = 8
@@ -90,7 +93,7 @@ class TreeDrafter(Drafter, Generic[SessionT]):
         self._steps = steps
         self._floor = floor
         self._softness = Softness()
-        self._ranks = Ranks(CHILDREN)
+        self._drawn_accuracies = Accuracies(_DRAWN_AT_FIRST, _DRAWN_RATE)
         self._pass_s = 0.0
         self._yield = 0.5
         self._usual_s = self._usual_worth = 0.0
@@ -190,8 +193,11 @@ class TreeDrafter(Drafter, Generic[SessionT]):
         if not session.pending:
             return None
         if session.tree.root_known:
-            judge = self._ranks if session.drawn else self._softness
-            judge.observe(session.tree, session.pending)
+            if session.drawn:
+                levels = session.tree.guessed_along(session.pending)
+                self._drawn_accuracies.observe(levels, session.pending)
+            else:
+                self._softness.observe(session.tree, session.pending)
         known = self.take(session)
         session.length += len(session.pending)
         session.pending = []
@@ -317,7 +323,9 @@ class TreeDrafter(Drafter, Generic[SessionT]):
             drawn, law = sampling.draw_children(
                 logits, self._ids, session.sampling, session.draws, session.children
             )
-            session.tree.add_children(node, drawn, self._ranks.at(depth, len(drawn)), law)
+            # A score must not depend on what is drawn: whoever cuts by it chooses among nodes, not tokens.
+            rates = self._drawn_accuracies.at(depth - 1)[: len(drawn)]
+            session.tree.add_children(node, drawn, rates, law)
             return
         places, probabilities = sampling.rank_children(
             logits,

@@ -174,13 +174,18 @@ def _rank_children(
 
 
 def draw_children(
-    logits: torch.Tensor, ids: torch.Tensor | None, params: SamplingParams, draw: int, count: int
+    logits: torch.Tensor,
+    ids: torch.Tensor | None,
+    params: SamplingParams,
+    drafter: int,
+    draw: int,
+    count: int,
 ) -> tuple[list[int], Law]:
     """Guesses drawn from a draft's own law, without replacement, from its logits float32 [V].
 
     `ids` as in `rank_children`. Returns the target's ids of what was drawn, in order, and the law of the
-    first: that of the likeliest tokens, as the request's filters leave them. `draw` numbers the draws of an
-    answer: their noise is nobody else's.
+    first: that of the likeliest tokens, as the request's filters leave them. `draw` numbers the draws that a
+    `drafter` makes for an answer: their noise is nobody else's.
     """
     places, values = survivors(logits, params)
     best = values.topk(min(LAW_TOKENS, len(values)))
@@ -190,7 +195,7 @@ def draw_children(
     probabilities = logprobs.exp()
     # What is too unlikely to be told cannot be drawn.
     known = probabilities > 0.0
-    key = noise_key(params.seed, params.choice, draw, PURPOSE_DRAFT)
+    key = noise_key(params.seed, params.choice, draw, PURPOSE_DRAFT + (drafter << 8))
     order = (logprobs + gumbel_noise(key, names))[known].topk(min(count, int(known.sum()))).indices
     names, probabilities = names[known], probabilities[known]
     return names[order].tolist(), Law(tuple(names.tolist()), tuple(probabilities.tolist()))

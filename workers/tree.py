@@ -13,9 +13,13 @@ ANCHOR: Final = -1
 LAW_ERROR: Final = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Law:
-    """The part of a drafter's distribution that has mass: token ids, and probabilities that sum to 1."""
+    """The part of a drafter's distribution that has mass: token ids, and probabilities that sum to 1.
+
+    Siblings of one law, the very object, were drawn without replacement; those of another one, equal or
+    not, were drawn apart from them.
+    """
 
     ids: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -25,9 +29,10 @@ class Law:
 class TokenTree:
     """Drafted tokens under the anchor; the tuples are parallel, one entry a node.
 
-    Where tokens were drawn rather than picked, `laws` says from which law each was, siblings from the same
-    one, without replacement and in their order. Their scores then must not depend on what was drawn among
-    them: whoever cuts a tree by its scores would otherwise choose among draws, and change the answer's law.
+    Where tokens were drawn rather than picked, `laws` says from which law each was, siblings of a proposal
+    from the same one, without replacement and in their order. Their scores then must not depend on what was
+    drawn among them: whoever cuts a tree by its scores would otherwise choose among draws, and change the
+    answer's law. A path that two drafters drew is there twice, until it is `folded`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -141,6 +146,37 @@ class TokenTree:
             moved.append(node)
         return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
 
+    def beside(self, other: "TokenTree") -> "TokenTree":
+        """Both trees side by side, each draw with the law that it came from, for trees that were drawn.
+
+        What was picked, rather than drawn, is a draw from a law that has nothing else.
+        """
+        first = len(self)
+        parents = (p if p == ANCHOR else p + first for p in other.parents)
+        return TokenTree(
+            (*self.tokens, *other.tokens),
+            (*self.parents, *parents),
+            (*self.scores, *other.scores),
+            (*self._drawn(), *other._drawn()),
+        )
+
+    def folded(self) -> tuple["TokenTree", list[int]]:
+        """(the tree with each path once, without laws; for each node the node that it became)."""
+        if not self.laws:
+            return self, list(range(len(self)))
+        node_of: dict[tuple[int, int], int] = {}
+        became: list[int] = []
+        scores: list[float] = []
+        for token, parent, score in zip(self.tokens, self.parents, self.scores, strict=True):
+            key = (ANCHOR if parent == ANCHOR else became[parent], token)
+            node = node_of.setdefault(key, len(node_of))
+            if node == len(scores):
+                scores.append(score)
+            scores[node] = max(scores[node], score)
+            became.append(node)
+        tokens = tuple(token for _, token in node_of)
+        return TokenTree(tokens, tuple(parent for parent, _ in node_of), tuple(scores)), became
+
     def check(self, vocab_size: int, max_nodes: int) -> None:
         """Raise ValueError unless the tree is well-formed and within the limits.
 
@@ -174,11 +210,14 @@ class TokenTree:
         """The children of `node`, in order."""
         return [i for i in range(node + 1, len(self)) if self.parents[i] == node]
 
+    def _drawn(self) -> tuple[Law, ...]:
+        return self.laws or tuple(Law((token,), (1.0,)) for token in self.tokens)
+
     def _check_laws(self, vocab_size: int) -> None:
         drawn_by: dict[int, Law] = {}
         checked: set[int] = set()
         for token, parent, law in zip(self.tokens, self.parents, self.laws, strict=False):
-            if drawn_by.setdefault(parent, law) != law:
+            if drawn_by.setdefault(parent, law) is not law:
                 raise ValueError(f"siblings under node {parent} were drawn from different laws")
             if token not in law.ids:
                 raise ValueError(f"token {token} was drawn from a law without it")

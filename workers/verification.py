@@ -80,21 +80,24 @@ def rejection(
 ) -> Verdict:
     """Test the children of a node in the order they were drawn; walk down where one is accepted.
 
-    What a rejected child has had of the target's law is taken off it, and the child off the drafter's
-    (recursive rejection without replacement; chains: Leviathan et al., arXiv 2211.17192).
+    What a rejected child has had of the target's law is taken off it, and the child off the law that it was
+    drawn from: siblings of one law are without replacement, those of another law are draws with it (recursive
+    rejection, SpecInfer's multi-step sampling; chains: Leviathan et al., arXiv 2211.17192). Nodes that
+    several drafters drew alike are one place, with the children of all.
     """
     path: tuple[int, ...] = ()
+    place: list[int] = [ANCHOR]
     tested = 0
     tokens: list[int] = []
     while True:
-        law, node = law_after(path), path[-1] if path else ANCHOR
-        children = tree.children(node)
+        law = law_after(path)
+        children = [child for node in place for child in tree.children(node)]
         tested += bool(children)
         accepted = None
-        drawn = Drawn(tree.laws[children[0]]) if children else None
+        left: dict[Law, Drawn] = {}
         for child in children:
-            assert drawn is not None
-            token = tree.tokens[child]
+            token, drawn_by = tree.tokens[child], tree.laws[child]
+            drawn = left.get(drawn_by) or left.setdefault(drawn_by, Drawn(drawn_by))
             if chance.accept(child, min(1.0, float(law[token]) / drawn.probability(token))):
                 accepted = child
                 break
@@ -106,6 +109,7 @@ def rejection(
             return Verdict(tuple(tokens), path, tested)
         path = (*path, accepted)
         tokens.append(tree.tokens[accepted])
+        place = [child for child in children if tree.tokens[child] == tokens[-1]]
         if not commit(tokens[-1]):
             return Verdict(tuple(tokens), path, tested)
 

@@ -17,6 +17,8 @@ from workers.compare.trace import Answer, Round, read
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch
 from workers.pricing import StepTimes
+from workers.request import SamplingParams
+from workers.target.budget import Budget
 
 PACKAGE = """
 from workers.draft.drafters.lookup import LookupDrafter
@@ -73,6 +75,56 @@ def test_drafters_that_run_the_targets_layers(arguments: list[str], tmp_path: Pa
     assert command.main([*arguments, "--drafter", "{kind: layer_skip, name: own, skip: [1]}"]) == 0
     trace = read(tmp_path / "out" / "trace.jsonl")
     assert any(r.draft_s for r in trace.rounds if r.setting == "own")
+
+
+@pytest.fixture
+def patient(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every draft is waited for and verified, and answers are what the model says without a bias."""
+    monkeypatch.setattr(run, "SamplingParams", SamplingParams)
+    monkeypatch.setattr(Budget, "covers", lambda _: True)
+    monkeypatch.setattr(run._TracingPolicy, "lets_draft", lambda *_: True)
+    monkeypatch.setattr(run._TracingPolicy, "price", lambda *_: (0.0, 0.0))
+    return arguments
+
+
+def test_drafters_that_read_different_features(
+    patient: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        *patient,
+        "--drafter",
+        f"{{kind: eagle, name: head, model: {tiny.trained_head('eagle3')}}}",
+    ]
+    arguments += ["--drafter", f"{{kind: medusa, model: {tiny.trained_medusa()}}}"]
+    assert command.main([*arguments, "--drafter", "medusa+lookup"]) == 0
+    trace = read(tmp_path / "out" / "trace.jsonl")
+    for setting in ("head", "medusa", "medusa+lookup"):
+        assert any(r.accepted for r in trace.rounds if r.setting == setting)
+    both = ["--drafter", "medusa+head", "--out", str(tmp_path / "both")]
+    assert command.main([*arguments, *both]) == 2
+    assert "medusa+head: its drafters read different features" in capsys.readouterr().err
+
+
+def test_rules_of_verification_side_by_side(
+    patient: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*patient[:10], "--drafter", f"{{kind: model, name: own, model: {tiny.llama()}}}"]
+    arguments += ["--verification", "coupled", "rejection", "block"]
+    assert command.main([*arguments, "--chain"]) == 2
+    assert "at temperature 0 all rules are the same" in capsys.readouterr().err
+    arguments += ["--temperature", "1"]
+    assert command.main(arguments) == 2
+    assert "add --chain" in capsys.readouterr().err
+    assert command.main([*arguments, "--chain"]) == 0
+    trace = read(tmp_path / "out" / "trace.jsonl")
+    for setting in ("own", "own@rejection", "own@block"):
+        mine = [r for r in trace.rounds if r.setting == setting]
+        assert sum(r.accepted for r in mine) > sum(len(r.selected) for r in mine) / 2
+    texts = {a.setting: a for a in trace.answers if a.question == 99}
+    assert texts["own"].same_as(texts["plain"])
+    assert not texts["own@rejection"].same_as(texts["plain"])
+    assert replay.main([str(tmp_path / "out" / "trace.jsonl"), "--price", "0.2"]) == 0
+    assert "rejection" not in capsys.readouterr().out.rpartition("would be |")[2]
 
 
 def test_from_end_to_end_and_on_where_it_broke_off(

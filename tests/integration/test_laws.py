@@ -57,23 +57,38 @@ async def answers(h: Harness, count: int, **options: Any) -> list[Answer]:
     return found
 
 
+async def has_the_targets_law(h: Harness, folder: Path, **options: Any) -> None:
+    """Answers are as likely as with the target alone, and drafts are accepted and rejected."""
+    expected = exact(folder, FILTERS)
+    found = await answers(h, ANSWERS, **options, **FILTERS)
+    counts = Counter(tuple(answer.tokens) for answer in found)
+    law = np.array(list(expected.values()))
+    observed = np.array([counts.pop(answer, 0) for answer in expected])
+    assert not counts
+    assert chi_square(observed, law) > SIGNIFICANCE
+    accepted = sum(answer.stats.accepted_tokens for answer in found)
+    assert 0 < accepted < sum(answer.stats.draft_tokens for answer in found)
+    await h.idle()
+
+
 @pytest.mark.parametrize(("verification", "tree"), RULES)
 async def test_answers_have_the_targets_law(verification: Verification, tree: bool) -> None:
     folder = tiny.llama()
-    expected = exact(folder, FILTERS)
     other = drafter(tiny.shaken(1))
     async with harness(folder, other, dtype="float32", max_num_seqs=AT_ONCE) as h:
-        options: dict[str, Any] = {"verification": verification, "tree": tree, **FILTERS}
-        found = await answers(h, ANSWERS, **options)
-        counts = Counter(tuple(answer.tokens) for answer in found)
-        law = np.array(list(expected.values()))
-        observed = np.array([counts.pop(answer, 0) for answer in expected])
-        assert not counts
-        assert chi_square(observed, law) > SIGNIFICANCE
-        accepted = sum(answer.stats.accepted_tokens for answer in found)
-        drafted = sum(answer.stats.draft_tokens for answer in found)
-        assert 0 < accepted < drafted
-        await h.idle()
+        await has_the_targets_law(h, folder, verification=verification, tree=tree)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_two_drafters_that_draw_leave_the_law_as_it_is(beside: bool) -> None:
+    """One law, drawn from twice: what one draws must say nothing of what the other does."""
+    folder = tiny.llama()
+    made = {"one": drafter(tiny.shaken(1)), "two": drafter(tiny.shaken(1))}
+    made["one"].number, made["two"].number = 1, 2
+    here, there = (made, {}) if beside else ({}, made)
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": AT_ONCE, "beside": here}
+    async with harness(folder, there, **options) as h:
+        await has_the_targets_law(h, folder, verification="rejection", tree=True)
 
 
 @pytest.mark.parametrize(("verification", "tree"), RULES)

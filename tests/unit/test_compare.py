@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from deployments.config import DrafterArgs, Named
 from workers.compare import drafters, questions, spec_bench, statistics
+from workers.compare.drafters import Setting
 from workers.compare.replay import as_it_was, by_price, by_times, main, replay
 from workers.compare.trace import Answer, Round, Trace, TraceFile, Turn, depth_along, places, read
 from workers.draft.config import CustomConfig, EagleConfig, LookupConfig
@@ -118,9 +119,16 @@ def test_other_step_times_decide_how_much_is_verified() -> None:
     assert replay([round_()], ANSWERS, as_it_was, STEEP).seconds == pytest.approx(0.043)
 
 
+OPTIONS = {
+    "seed": 0,
+    "max_draft_tokens": 8,
+    "settings": {name: {"verification": "coupled"} for name in ("plain", "x")},
+}
+
+
 def write_trace(file: Path, price: float = 0.25) -> TraceFile:
     run = {
-        "options": {"seed": 0, "max_draft_tokens": 8},
+        "options": OPTIONS,
         "step_times": [[1, 0, 0.01], [8, 0, 0.01]],
     }
     kept = TraceFile.start(file, run)
@@ -136,7 +144,7 @@ def test_a_trace_comes_back_and_leaves_out_what_belongs_to_no_answer(tmp_path: P
     assert read(file) == kept.trace
     lines = whole.splitlines(keepends=True)
     file.write_text(whole + lines[2] + lines[3][:40])
-    again = TraceFile.resume(file, {"seed": 0, "max_draft_tokens": 8})
+    again = TraceFile.resume(file, OPTIONS)
     assert again.trace == kept.trace
     assert file.read_text() == whole
     again.add([round_(question=2)], answer(question=2))
@@ -232,15 +240,26 @@ def test_drafters_are_words_options_and_sets() -> None:
         ["lookup", "head+lookup", "{name: head, kind: eagle, model: x, width: 2}", "my.pack:make"]
     )
     assert settings == {
-        "plain": (),
-        "lookup": ("lookup",),
-        "head+lookup": ("head", "lookup"),
-        "head": ("head",),
-        "my.pack:make": ("my.pack:make",),
+        "plain": Setting(),
+        "lookup": Setting(("lookup",)),
+        "head+lookup": Setting(("head", "lookup")),
+        "head": Setting(("head",)),
+        "my.pack:make": Setting(("my.pack:make",)),
     }
     assert set(map(type, configs)) == {LookupConfig, EagleConfig, CustomConfig}
     head = next(config for config in configs if isinstance(config, EagleConfig))
     assert (head.model, head.width, head.window) == ("x", 2, 512)
+
+
+def test_every_drafter_with_every_rule() -> None:
+    settings, _ = drafters.parse(["lookup", "suffix"], ["coupled", "rejection"])
+    assert settings == {
+        "plain": Setting(),
+        "lookup": Setting(("lookup",)),
+        "lookup@rejection": Setting(("lookup",), "rejection"),
+        "suffix": Setting(("suffix",)),
+        "suffix@rejection": Setting(("suffix",), "rejection"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -292,7 +311,7 @@ def test_questions_come_in_two_forms(tmp_path: Path) -> None:
         questions.Question(2, "b", ("p",)),
         questions.Question(3, "b", ("q",)),
     ]
-    assert [question.id for question in questions.read(file, 1)] == [81, 2]
+    assert [question.id for question in questions.read(file, 2)] == [81, 3]
     for line, complaint in (({"text": "x"}, ":1 has neither"), (None, "no questions")):
         file.write_text("" if line is None else json.dumps(line))
         with pytest.raises(ValueError, match=complaint):

@@ -68,19 +68,21 @@ def every_outcome(run: Callable[[Script], Context]) -> Iterator[tuple[float, Con
 
 
 def drawn_trees(
-    width: int, depth: int, context: Context = ()
+    width: int, depth: int, drafter: str = "q", context: Context = ()
 ) -> Iterator[tuple[float, list[tuple[int, list]]]]:
     """Every tree of `width` children a node, drawn without replacement, and how likely it is."""
     if depth == 0:
         yield 1.0, []
         return
-    q = law_of("q", context)
+    q = law_of(drafter, context)
     for tokens in itertools.permutations(range(VOCAB), width):
         probability, left = 1.0, 1.0
         for token in tokens:
             probability *= float(q[token]) / left
             left -= float(q[token])
-        below = [list(drawn_trees(width, depth - 1, (*context, token))) for token in tokens]
+        below = [
+            list(drawn_trees(width, depth - 1, drafter, (*context, token))) for token in tokens
+        ]
         for subtrees in itertools.product(*below):
             weight = probability
             for share, _ in subtrees:
@@ -88,7 +90,7 @@ def drawn_trees(
             yield weight, [(t, sub) for t, (_, sub) in zip(tokens, subtrees, strict=True)]
 
 
-def token_tree(nested: list[tuple[int, list]]) -> TokenTree:
+def token_tree(nested: list[tuple[int, list]], drafter: str = "q") -> TokenTree:
     tokens: list[int] = []
     parents: list[int] = []
     laws: list[Law] = []
@@ -96,7 +98,7 @@ def token_tree(nested: list[tuple[int, list]]) -> TokenTree:
     while level:
         following = []
         for parent, context, children in level:
-            law = Law(tuple(range(VOCAB)), tuple(law_of("q", context).tolist()))
+            law = Law(tuple(range(VOCAB)), tuple(law_of(drafter, context).tolist()))
             for token, below in children:
                 tokens.append(token)
                 parents.append(parent)
@@ -106,8 +108,20 @@ def token_tree(nested: list[tuple[int, list]]) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens), tuple(laws))
 
 
+Drawings = Iterator[tuple[float, TokenTree]]
+
+
+def drawings(width: int, depth: int, drafter: str = "q") -> Drawings:
+    for weight, nested in drawn_trees(width, depth, drafter):
+        yield weight, token_tree(nested, drafter)
+
+
 def error(rule: Rule, width: int, depth: int) -> tuple[float, float]:
     """(largest error of the law of the first depth + 1 tokens, expected accepted tokens)."""
+    return error_over(drawings(width, depth), rule, depth)
+
+
+def error_over(trees: Drawings, rule: Rule, depth: int) -> tuple[float, float]:
     length = depth + 1
     found: Outcome = {}
     accepted = 0.0
@@ -120,8 +134,7 @@ def error(rule: Rule, width: int, depth: int) -> tuple[float, float]:
         for token, share in enumerate(law_of("p", tokens).tolist()):
             add((*tokens, token), probability * share)
 
-    for weight, nested in drawn_trees(width, depth):
-        tree = token_tree(nested)
+    for weight, tree in trees:
 
         def run(luck: Script, tree: TokenTree = tree) -> Context:
             def law_after(path: Context) -> torch.Tensor:
@@ -161,6 +174,53 @@ def test_every_outcome_adds_up_to_the_targets_law(rule: Rule, width: int, depth:
     worst, accepted = error(rule, width, depth)
     assert worst < EXACT
     assert accepted > 0.0
+
+
+def side_by_side(
+    first: tuple[int, int, str], second: tuple[int, int, str]
+) -> Iterator[tuple[float, TokenTree]]:
+    """All that two drafters draw, each for itself."""
+    for (one, tree), (two, other) in itertools.product(drawings(*first), drawings(*second)):
+        yield one * two, tree.beside(other)
+
+
+PAIRS = [
+    ((1, 1, "q"), (1, 1, "r")),
+    ((1, 1, "q"), (1, 1, "q")),
+    ((2, 1, "q"), (2, 1, "r")),
+    ((1, 2, "q"), (1, 2, "r")),
+    ((2, 2, "q"), (1, 2, "r")),
+    ((1, 2, "q"), (1, 1, "q")),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_draws_of_several_drafters_add_up_to_the_targets_law(
+    first: tuple[int, int, str], second: tuple[int, int, str]
+) -> None:
+    """With replacement between them: both may draw the same token, and do."""
+    depth = max(first[1], second[1])
+    for rule in (verification.rejection, verification.block):
+        worst, accepted = error_over(side_by_side(first, second), rule, depth)
+        assert worst < EXACT
+        alone = error_over(drawings(*first), verification.rejection, depth)[1]
+        assert accepted > alone + BROKEN
+
+
+def test_what_one_picked_stands_beside_what_another_drew() -> None:
+    picked = TokenTree((1, 0, 2), (ANCHOR, ANCHOR, 0), (0.5, 0.4, 0.3))
+    trees = ((weight, tree.beside(picked)) for weight, tree in drawings(2, 2))
+    assert error_over(trees, verification.rejection, 2)[0] < EXACT
+
+
+def test_a_path_that_both_drew_is_one_row() -> None:
+    chain = [(1, [(2, [])])]
+    tree = token_tree(chain).beside(token_tree(chain, "r")).beside(token_tree([(1, [(0, [])])]))
+    folded, became = tree.folded()
+    assert folded.tokens == (1, 2, 0)
+    assert folded.parents == (ANCHOR, 0, 0)
+    assert became == [0, 1, 0, 1, 0, 2]
+    assert not folded.laws
 
 
 def test_a_block_is_never_shorter_than_one_by_one() -> None:
@@ -290,6 +350,22 @@ def block_without_weights(tree: TokenTree, law_after, chance, commit) -> verific
         law = verification.Drawn(tree.laws[kept]).taken_off(law)
     tokens = (*tree.tokens[:kept], chance.draw(kept, law))
     return verification.Verdict(tokens, tuple(range(kept)), kept)
+
+
+def one_draw_of_each_token(tree: TokenTree, law_after, chance, commit) -> verification.Verdict:
+    """What two drafters drew alike is tested once, by the law of the first."""
+    kept = []
+    for node in range(len(tree)):
+        if tree.tokens[node] not in [tree.tokens[other] for other in kept]:
+            kept.append(node)
+    return verification.rejection(tree._select(kept), _under(tree, kept, law_after), chance, commit)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS[:2])
+def test_a_draw_that_is_left_out_shows(
+    first: tuple[int, int, str], second: tuple[int, int, str]
+) -> None:
+    assert error_over(side_by_side(first, second), one_draw_of_each_token, 1)[0] > BROKEN
 
 
 @pytest.mark.parametrize(

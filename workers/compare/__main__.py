@@ -5,8 +5,9 @@ r"""Compares drafters with plain decoding and with each other, in one process: n
 
 Drafters run beside the target, as with `placement: target`, under the same price and budget as in a server.
 Settings take turns, question by question, with the same seeds, and so make the same text: it is checked,
-and the exit status is 1 where it is another one. A run that is broken off goes on where it was. In --out:
-compare.md, .json and .png; trace.jsonl, every round (workers.compare.replay); spec_bench/, answer files.
+and the exit status is 1 where it is another one. (Texts of other rules of --verification are their own.)
+A run that is broken off goes on where it was. In --out: compare.md, .json and .png; trace.jsonl, every round
+(workers.compare.replay); spec_bench/, answer files.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from workers.compare.drafters import PLAIN
 from workers.compare.questions import Question
 from workers.compare.run import Bench, Broken, Options
 from workers.compare.trace import Trace, TraceFile
+from workers.request import DRAWN
 
 TRACE = "trace.jsonl"
 
@@ -36,8 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     """See the module's docstring."""
     given = _parser().parse_args(arguments)
     try:
-        asked = questions.read(given.prompts, given.per_category)
-        settings, configs = drafters.parse(given.drafter)
+        asked = questions.read(given.prompts, given.every)
+        _check_rules(given)
+        settings, configs = drafters.parse(given.drafter, given.verification)
         options = Options(
             target=given.target,
             dtype=given.dtype,
@@ -47,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             max_tokens=given.max_tokens,
             temperature=given.temperature,
             seed=given.seed,
+            chain=given.chain,
             settings=settings,
             drafters=configs,
         )
@@ -103,6 +107,7 @@ def _judge(trace: Trace) -> int:
         f"question {answer.question}, {answer.setting}"
         for answer in trace.answers
         if not answer.same_as(plain[answer.question])
+        and trace.run["options"]["settings"][answer.setting]["verification"] == "coupled"
     ]
     if not other:
         return 0
@@ -113,6 +118,13 @@ def _judge(trace: Trace) -> int:
             file=sys.stderr,
         )
     return 1
+
+
+def _check_rules(given: argparse.Namespace) -> None:
+    if given.temperature == 0.0 and given.verification != ["coupled"]:
+        raise ValueError("at temperature 0 all rules are the same: give a --temperature")
+    if "block" in given.verification and not given.chain:
+        raise ValueError("--verification block tests chains: add --chain")
 
 
 def _identity(options: Options, asked: Sequence[Question]) -> dict[str, Any]:
@@ -151,14 +163,25 @@ def _parser() -> argparse.ArgumentParser:
         "--prompts", type=Path, required=True, help="JSON lines, Spec-Bench's or {prompt}"
     )
     parser.add_argument(
-        "--per-category", type=int, help="only the first questions of each category"
+        "--every",
+        type=int,
+        default=1,
+        help="take every so many-th question: 4 of Spec-Bench are 20 of each subtask",
     )
     parser.add_argument("--out", type=Path, default=Path("out/compare"))
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer")
     parser.add_argument(
         "--max-draft-tokens", type=int, default=8, help="drafted rows of a pass at most"
     )
+    parser.add_argument("--chain", action="store_true", help="draft chains, no trees")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument(
+        "--verification",
+        choices=["coupled", *sorted(DRAWN)],
+        nargs="+",
+        default=["coupled"],
+        help="every drafter with each of these rules; all but coupled make texts of their own",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--device", default="cpu", help="of the target")

@@ -8,12 +8,13 @@ head+lookup                              a set: words, and names of the other on
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import yaml
 
 from workers.draft.config import CustomConfig, DrafterConfig
+from workers.request import Verification
 
 _COUNTING: Final[Mapping[str, Any]] = {"learn": False, "history_tokens": 131_072}
 _CACHE: Final = {"num_slots": 65536}
@@ -43,8 +44,21 @@ _CONFIGS: Final[Mapping[str, Any]] = {
 }
 
 
-def parse(texts: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[DrafterConfig, ...]]:
-    """(names of drafters by setting, plain decoding first; all drafters). Raises ValueError."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who drafts, by name, and by which rule it is verified."""
+
+    drafters: tuple[str, ...] = ()
+    verification: Verification = "coupled"
+
+
+def parse(
+    texts: Sequence[str], rules: Sequence[Verification] = ("coupled",)
+) -> tuple[dict[str, Setting], tuple[DrafterConfig, ...]]:
+    """(settings by label, plain decoding first; all drafters). Raises ValueError.
+
+    Each drafter or set is a setting with each of the rules of verification.
+    """
     said = [(text, _load(text)) for text in texts]
     configs = {}
     for text, value in said:
@@ -53,7 +67,7 @@ def parse(texts: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[Draft
             if config.name in configs:
                 raise ValueError(f"--drafter {text}: there are two of the name {config.name!r}")
             configs[config.name] = config
-    settings: dict[str, tuple[str, ...]] = {PLAIN: ()}
+    settings = {PLAIN: Setting()}
     for text, value in said:
         if isinstance(value, Mapping):
             names = [value.get("name", value["kind"])]
@@ -61,9 +75,11 @@ def parse(texts: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[Draft
             names = value.split("+")
             configs |= {word: _from_word(text, word) for word in names if word not in configs}
         label = "+".join(names)
-        if label in settings or len(set(names)) < len(names):
-            raise ValueError(f"--drafter {text}: {label!r} is there already")
-        settings[label] = tuple(names)
+        for rule in rules:
+            said_so = label if rule == "coupled" else f"{label}@{rule}"
+            if said_so in settings or len(set(names)) < len(names):
+                raise ValueError(f"--drafter {text}: {said_so!r} is there already")
+            settings[said_so] = Setting(tuple(names), rule)
     return settings, tuple(configs.values())
 
 

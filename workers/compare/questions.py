@@ -14,14 +14,13 @@ class Question:
     turns: tuple[str, ...]
 
 
-def read(path: Path, per_category: int | None = None) -> list[Question]:
-    """The questions of a file, the first `per_category` of each category.
+def read(path: Path, every: int = 1) -> list[Question]:
+    """Every so many-th question of a file, beginning with the first.
 
     Lines are Spec-Bench's {"question_id", "category", "turns"}, or {"prompt"} with a "kind" or none; what has
     no id gets its line's number. Raises ValueError for others, and for ids that occur twice.
     """
     questions: dict[int, Question] = {}
-    counts: dict[str, int] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         row = json.loads(line)
         turns = row.get("turns") or ([row["prompt"]] if "prompt" in row else [])
@@ -31,9 +30,7 @@ def read(path: Path, per_category: int | None = None) -> list[Question]:
         question = Question(row.get("question_id", number), category, tuple(turns))
         if question.id in questions:
             raise ValueError(f"{path}:{number}: question {question.id} is there twice")
-        counts[category] = counts.get(category, 0) + 1
-        if per_category is None or counts[category] <= per_category:
-            questions[question.id] = question
+        questions[question.id] = question
     if not questions:
         raise ValueError(f"{path} has no questions")
-    return list(questions.values())
+    return list(questions.values())[::every]

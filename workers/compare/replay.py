@@ -4,10 +4,11 @@
     python -m workers.compare.replay out/compare/trace.jsonl --step-times other.json
 
 Every round is taken as it was: the committed tokens before it, what was proposed, and what the answer went on
-with, which no draft changes. From that follows which nodes would have been verified, and which of them
-accepted. With a price those likelier than it are verified, else as many as pay best by the table:
-`step_times` in the first line of a trace, or of a file of your own. Seconds are what the table says of a
-pass, and the drafters' turn and the wait as they were. Drafters are not asked again.
+with, which no draft changes. (Settings with other rules of verification, whose texts depend on drafts, are
+left out.) From that follows which nodes would have been verified, and which of them accepted. With a price
+those likelier than it are verified, else as many as pay best by the table: `step_times` in the first line of
+a trace, or of a file of your own. Seconds are what the table says of a pass, and the drafters' turn and the
+wait as they were. Drafters are not asked again.
 """
 
 import argparse
@@ -109,7 +110,10 @@ def table(trace: Trace, choose: Choose, times: StepTimes) -> str:
         "| tokens a pass | would be | tokens/s, measured | by the table | would be |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    rules = trace.run["options"]["settings"]
     for setting in dict.fromkeys(round_.setting for round_ in trace.rounds):
+        if rules[setting]["verification"] != "coupled":
+            continue
         rounds = [round_ for round_ in trace.rounds if round_.setting == setting]
         was = replay(rounds, answers, as_it_was, times)
         now = replay(rounds, answers, choose, times)

@@ -3,19 +3,23 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from transformers import AutoTokenizer
 
 from workers import checkpoint
+from workers.checkpoint import FeatureKind
+from workers.compare.drafters import Setting
 from workers.compare.questions import Question
 from workers.compare.trace import Answer, Round, Turn, depth_along, places
 from workers.draft import drafters
 from workers.draft.config import DrafterConfig
+from workers.draft.drafter import Drafter
 from workers.draft.group import DrafterGroup
 from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
+from workers.engine.model import Model
 from workers.engine.threads import use_threads
 from workers.pricing import StepTimes
 from workers.request import SamplingParams, StopRules
@@ -38,10 +42,7 @@ _WARM_UP_TOKENS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What decides the answers and their times; fields are as in TargetConfig and SamplingParams.
-
-    `settings` are the names of drafters by setting.
-    """
+    """What decides the answers and their times; fields are as in TargetConfig and SamplingParams."""
 
     target: str
     dtype: str
@@ -51,7 +52,8 @@ class Options:
     max_tokens: int
     temperature: float
     seed: int
-    settings: Mapping[str, tuple[str, ...]]
+    chain: bool
+    settings: Mapping[str, Setting]
     drafters: tuple[DrafterConfig, ...]
 
 
@@ -132,7 +134,7 @@ class _TracingPolicy(Policy):
             Round(
                 *self.about,
                 planned.base_len,
-                planned.tree,
+                replace(planned.tree, laws=()),
                 places(planned.verified, planned.tree),
                 depth_along(planned.verified, committed),
                 committed,
@@ -144,8 +146,50 @@ class _TracingPolicy(Policy):
         )
 
 
+class _Host:
+    """A target that keeps features of one kind, its loop, and the drafters beside it."""
+
+    def __init__(
+        self,
+        model: Model,
+        slots: int,
+        made: Mapping[str, Drafter],
+        options: Options,
+        deliver: Callable[[Sequence[tuple[TargetSession, Any]]], None],
+    ) -> None:
+        self._options = options
+        self.model = model
+        self.pool = model.pool(slots)
+        self.counters = Counters()
+        self.drafting = _Clock()
+        configs = tuple(config for config in options.drafters if config.name in made)
+        self.group = DrafterGroup(configs, options.target, lambda send: send(), made, model)
+        self._deliver = deliver
+
+    def start(self, policy: Policy) -> None:
+        """Begin to answer."""
+        self.scheduler = Scheduler(self.pool, None, 1, _PREFILL_ROWS, "fcfs", policy, self.counters)
+        self.loop = TargetLoop(
+            self.model,
+            self.scheduler,
+            self._deliver,
+            self.counters,
+            self._options.num_threads,
+            self.drafting.timed(self.group.turn),
+        )
+        self.loop.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.loop.stop()
+        self.group.stop()
+
+
 class Bench:
-    """The target, its loop and the drafters. `times` are measured where none are given."""
+    """The target, its loop and the drafters. `times` are measured where none are given.
+
+    A target keeps features of one kind: where drafters read several, there is a second one in memory.
+    """
 
     def __init__(
         self,
@@ -161,49 +205,62 @@ class Bench:
         use_threads(options.num_threads)
         folder = checkpoint.resolve(options.target)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = load_model(folder, options.dtype, options.device)
-        made = {c.name: drafters.make(c, options.target, self._model) for c in options.drafters}
-        features = {drafter.feature_kind for drafter in made.values()} - {None}
-        if len(features) > 1:
-            raise ValueError(
-                "drafters read different features of the target (EAGLE-3, and EAGLE or Medusa): compare them "
-                "in two runs"
-            )
-        for kind in features:
-            assert kind is not None
-            self._model.keep_features(kind)
-        info = self._model.info
-        self.row_invariant = info.row_invariant
-        self._eos = info.eos_token_ids | {self._tokenizer.eos_token_id} - {None}
+        model = load_model(folder, options.dtype, options.device)
+        self.row_invariant = model.info.row_invariant
+        self._max_model_len = model.info.max_model_len
+        self._eos = model.info.eos_token_ids | {self._tokenizer.eos_token_id} - {None}
         longest = max(self._most_tokens(question) for question in questions)
-        slots = max(longest + options.max_draft_tokens, _LEAST_SLOTS)
-        self._pool = self._model.pool(slots + KVPool.GRAIN)
-        self._counters = Counters()
-        self.times = times or measure_step_times(self._model, self._pool, _PREFILL_ROWS)
-        self._drafting = _Clock()
-        self._policies = {name: self._policy() for name in options.settings}
-        self._scheduler = Scheduler(
-            self._pool, None, 1, _PREFILL_ROWS, "fcfs", self._policy(), self._counters
-        )
-        self._group = DrafterGroup(
-            options.drafters, options.target, lambda send: send(), made, self._model
-        )
-        self._loop = TargetLoop(
-            self._model,
-            self._scheduler,
-            self._deliver,
-            self._counters,
-            options.num_threads,
-            self._drafting.timed(self._group.turn),
-        )
+        slots = max(longest + options.max_draft_tokens, _LEAST_SLOTS) + KVPool.GRAIN
         self._said: list[tuple[float, Any]] = []
         self._over = threading.Event()
-        self._loop.start()
+        self._host_of = self._hosts(model, slots)
+        first = next(iter(self._host_of.values()))
+        self.times = times or measure_step_times(first.model, first.pool, _PREFILL_ROWS)
+        self._policies = {}
+        for setting, host in self._host_of.items():
+            self._policies[setting] = _TracingPolicy(self.times, host.counters, host.drafting)
+        for host, setting in {host: s for s, host in self._host_of.items()}.items():
+            host.start(self._policies[setting])
+
+    def _hosts(self, model: Model, slots: int) -> dict[str, _Host]:
+        """Who answers each setting."""
+        options = self._options
+        made = {c.name: drafters.make(c, options.target, model) for c in options.drafters}
+        kinds = {name: drafter.feature_kind for name, drafter in made.items()}
+        usual = next((kind for kind in kinds.values() if kind is not None), None)
+        settings: dict[FeatureKind | None, list[str]] = {usual: []}
+        for label, setting in options.settings.items():
+            read = {kinds[name] for name in setting.drafters} - {None}
+            if len(read) > 1:
+                raise ValueError(
+                    f"{label}: its drafters read different features of the target (EAGLE-3, and EAGLE or "
+                    "Medusa), which keeps those of one kind: take one of them"
+                )
+            settings.setdefault(next(iter(read), usual), []).append(label)
+        hosts: dict[str, _Host] = {}
+        for kind, labels in settings.items():
+            names = {name for label in labels for name in options.settings[label].drafters}
+            if kind != usual:
+                model = load_model(
+                    checkpoint.resolve(options.target), options.dtype, options.device
+                )
+            if kind is not None:
+                model.keep_features(kind)
+            mine = {
+                config.name: made[config.name]
+                if kind in (usual, kinds[config.name])
+                else drafters.make(config, options.target, model)
+                for config in options.drafters
+                if config.name in names
+            }
+            host = _Host(model, slots, mine, options, self._deliver)
+            hosts |= dict.fromkeys(labels, host)
+        return {label: hosts[label] for label in options.settings}
 
     def close(self) -> None:
         """End the threads."""
-        self._loop.stop()
-        self._group.stop()
+        for host in set(self._host_of.values()):
+            host.close()
 
     def warm_up(self, setting: str, question: Question) -> None:
         """Answer the first turn shortly: what a setting does the first time takes longer."""
@@ -226,16 +283,15 @@ class Bench:
     def _answer(
         self, setting: str, question: Question, turn: int, prompt: Sequence[int], most: int
     ) -> Turn:
-        policy = self._policies[setting]
+        host, policy = self._host_of[setting], self._policies[setting]
         policy.about = (setting, question.id, turn)
-        self._scheduler.policy = policy
-        names = self._options.settings[setting]
-        session = self._session(names, question.id, prompt, most)
+        host.scheduler.policy = policy
+        session = self._session(host, self._options.settings[setting], question.id, prompt, most)
         before = len(policy.rounds)
         self._said.clear()
         self._over.clear()
         began = time.perf_counter()
-        self._loop.submit(session)
+        host.loop.submit(session)
         self._over.wait()
         if session.beside is not None:
             session.beside.close()
@@ -256,9 +312,9 @@ class Bench:
         )
 
     def _session(
-        self, names: tuple[str, ...], choice: int, prompt: Sequence[int], most: int
+        self, host: _Host, setting: Setting, choice: int, prompt: Sequence[int], most: int
     ) -> TargetSession:
-        nodes = self._options.max_draft_tokens if names else 0
+        nodes = self._options.max_draft_tokens if setting.drafters else 0
         request = m.OpenTarget(
             "",
             tuple(prompt),
@@ -266,33 +322,33 @@ class Bench:
             # Questions draw apart, and each the same with every setting.
             SamplingParams(self._options.temperature, seed=self._options.seed, choice=choice),
             StopRules(most),
-            drafters=names,
+            drafters=setting.drafters,
             max_nodes=nodes,
+            chain=self._options.chain,
             mode="sequential",
             insists=True,
+            verification=setting.verification,
         )
         session = TargetSession(
             request,
-            self._pool.sequence(),
+            host.pool.sequence(),
             self._tokenizer.backend_tokenizer,
             self._eos,
-            self._model.info.max_model_len,
+            self._max_model_len,
             nodes,
-            self._counters,
-            self._scheduler.policy.outlooks,
+            host.counters,
+            host.scheduler.policy.outlooks,
         )
-        if names:
-            session.beside = self._beside(session)
-        return session
 
-    def _beside(self, session: TargetSession) -> BesideSession:
         def drafted(message: Any) -> None:
             if isinstance(message, m.Proposal):
                 session.proposals.put(message.drafter, message.base_len, message.tree)
             else:
-                self._loop.say(session, message)
+                host.loop.say(session, message)
 
-        return BesideSession.open(self._group, session.request, drafted)
+        if setting.drafters:
+            session.beside = BesideSession.open(host.group, session.request, drafted)
+        return session
 
     def _deliver(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         now = time.perf_counter()
@@ -321,12 +377,9 @@ class Bench:
         prompt = len(self._prompt(turns, [""] * (len(turns) - 1)))
         # Where two texts meet, they may have some tokens more than each alone.
         most = prompt + len(turns) * (self._options.max_tokens + 4)
-        if most > self._model.info.max_model_len:
+        if most > self._max_model_len:
             raise ValueError(
                 f"question {question.id} takes up to {most} tokens with its answers, the model "
-                f"{self._model.info.max_model_len}: lower --max-tokens, or leave it out"
+                f"{self._max_model_len}: lower --max-tokens, or leave it out"
             )
         return most
-
-    def _policy(self) -> _TracingPolicy:
-        return _TracingPolicy(self.times, self._counters, self._drafting)

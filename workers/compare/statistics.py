@@ -111,7 +111,7 @@ def _row(
         setting=setting,
         questions=len(answers),
         tokens_per_s=sum(a.tokens for a in answers) / sum(a.seconds for a in answers),
-        speed_up=median([plain[a.question].seconds / a.seconds for a in answers]),
+        speed_up=median([plain[a.question].pace / a.pace for a in answers]),
         tau=median([statistics.mean(each) for each in lengths] or [1.0]),
         tokens_per_pass=sum(len(r.committed) for r in passes) / number,
         drafted=sum(len(r.selected) for r in passes) / number,

@@ -96,6 +96,11 @@ class Answer:
         return sum(len(turn.tokens) for turn in self.turns)
 
     @property
+    def pace(self) -> float:
+        """Seconds a token, the prompt's included."""
+        return self.seconds / self.tokens
+
+    @property
     def lengths(self) -> list[int]:
         """Of all turns."""
         return [length for turn in self.turns for length in turn.lengths]

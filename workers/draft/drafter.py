@@ -42,8 +42,10 @@ class Drafter(ABC):
     `vocabulary_fingerprint` is of the vocabulary that it works on, empty if any will do;
     `feature_window` is how many positions back it reads features, 0 if it reads none, `feature_kind` which,
     and `feature_width` how many values of a position. One that `reads_choices` works beside the target only.
+    Its `number` is no other's who drafts for the same target: what two draw has nothing in common.
     """
 
+    number: int = 0
     vocabulary_fingerprint: str = ""
     feature_window: int = 0
     feature_width: int = 0

@@ -122,17 +122,16 @@ class Proposals:
     def tree(self) -> TokenTree:
         """All that is proposed now, in one tree with calibrated scores.
 
-        Drawn tokens are tested against one law a node: where there are any, the tree is the best one.
+        Where tokens were drawn, each draw has its own test: then the trees stand side by side.
         """
         if self._merged is None:
             trees = [
                 calibrated(offer, self._outlook(drafter).correction)
                 for drafter, offer in self._offers.items()
             ]
-            if any(tree.laws for tree in trees):
-                self._merged = max(trees, key=lambda tree: sum(tree.scores))
-            else:
-                self._merged = functools.reduce(TokenTree.merge, trees, TokenTree())
+            drawn = any(tree.laws for tree in trees)
+            join = TokenTree.beside if drawn else TokenTree.merge
+            self._merged = functools.reduce(join, trees, TokenTree())
         return self._merged
 
     @property

@@ -86,6 +86,7 @@ class TargetSession:
         self._text: list[str] = []
         self._rows: SequenceRows
         self._tree = TokenTree()
+        self._row_of: dict[int, int] = {}
         self._verified: m.Verified | None = None
         self._go_on()
 
@@ -115,7 +116,7 @@ class TargetSession:
     @property
     def drafted(self) -> int:
         """Nodes of the tree in the last step."""
-        return len(self._tree)
+        return len(self._rows.tokens) - 1 if self._tree else 0
 
     def open_mailbox(self) -> None:
         """Take the proposals that arrived."""
@@ -138,15 +139,17 @@ class TargetSession:
     def decode_rows(self, tree: TokenTree) -> SequenceRows:
         """The anchor and a tree under it."""
         self._tree = tree
-        parents = [ANCHOR, *(parent + 1 for parent in tree.parents)]
+        folded, became = tree.folded()
+        self._row_of = {ANCHOR: 0} | {node: 1 + place for node, place in enumerate(became)}
+        parents = [ANCHOR, *(parent + 1 for parent in folded.parents)]
         self._rows = SequenceRows(
-            self.kv, [self.tokens[-1], *tree.tokens], range(len(tree) + 1), parents
+            self.kv, [self.tokens[-1], *folded.tokens], range(len(folded) + 1), parents
         )
         return self._rows
 
     def prefill_rows(self, count: int) -> SequenceRows:
         """The next `count` committed tokens; the last one of all predicts the next token."""
-        self._tree = TokenTree()
+        self._tree, self._row_of = TokenTree(), {ANCHOR: 0}
         start = self.kv.length
         tokens = self.tokens[start : start + count]
         # The row at a position predicts the token after it.
@@ -182,7 +185,7 @@ class TargetSession:
         if self._rows.parents is not None:
             # The last committed token is the next anchor: it has no row yet.
             known = verdict.accepted[: len(verdict.tokens) - 1]
-            self.kv.keep([0, *(node + 1 for node in known)])
+            self.kv.keep([0, *(self._row_of[node] for node in known)])
         if self.beside is not None and self.beside.reads_choices:
             self._verified = self._all_choices(logits, base_len, verdict)
         if self.finished is not None:
@@ -190,7 +193,7 @@ class TargetSession:
         text = "".join(self._text)
         self._text.clear()
         self._counters.tokens_committed += len(verdict.tokens)
-        self._counters.tokens_drafted += len(self._tree)
+        self._counters.tokens_drafted += self.drafted
         self._counters.tokens_accepted += len(verdict.accepted)
         self._counters.proposals_used += bool(self._tree)
         self.proposals.committed(base_len, verdict.tokens)
@@ -199,7 +202,7 @@ class TargetSession:
             base_len=base_len,
             tokens=verdict.tokens,
             accepted=len(verdict.accepted),
-            drafted=len(self._tree),
+            drafted=self.drafted,
             tested=verdict.tested,
             text=text,
             logprobs=tuple(self._logprobs(logits, verdict)),
@@ -215,14 +218,14 @@ class TargetSession:
         if rule is None or params.greedy or picked or not self._tree:
 
             def target_token(node: int) -> int:
-                row = self._processors.apply(logits[node + 1])
+                row = self._processors.apply(logits[self._row_of[node]])
                 return sampling.draw(row, params, len(self.tokens))
 
             return verification.walk(self._tree, target_token, self._commit)
         before = self._processors.after(())
 
         def law_after(path: tuple[int, ...]) -> torch.Tensor:
-            row = logits[path[-1] + 1] if path else logits[0]
+            row = logits[self._row_of[path[-1] if path else ANCHOR]]
             processors = before.after(self._tree.tokens[node] for node in path)
             return sampling.processed_law(processors.apply(row), params)
 
@@ -237,7 +240,7 @@ class TargetSession:
             return []
         nodes = (ANCHOR, *verdict.accepted)
         return [
-            _token_logprobs(logits[node + 1], token, count)
+            _token_logprobs(logits[self._row_of[node]], token, count)
             for node, token in zip(nodes, verdict.tokens, strict=False)
         ]
 
@@ -253,7 +256,7 @@ class TargetSession:
         )
         for node, depth in enumerate(self._tree.depths()):
             if node not in choices:
-                row = self._processors.apply(logits[node + 1])
+                row = self._processors.apply(logits[self._row_of[node]])
                 try:
                     choices[node] = sampling.draw(row, self.request.sampling, base_len + depth)
                 except ValueError:

@@ -1,5 +1,6 @@
 """From the configuration of a drafter to the drafter."""
 
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def make(config: DrafterConfig, target: str, host: "Model | None" = None) -> Dra
             made = _mask_drafter(config, target)
         case CustomConfig():
             made = custom.make(config, target)
+    made.number = zlib.crc32(config.name.encode())
     made.warm_up()
     return made
 

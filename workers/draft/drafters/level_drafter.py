@@ -113,7 +113,7 @@ class LevelDrafter(Drafter, Generic[SessionT]):
             if session.drawn:
                 session.draws += 1
                 tokens, law = sampling.draw_children(
-                    row, self._ids, session.sampling, session.draws, GUESSES
+                    row, self._ids, session.sampling, self.number, session.draws, GUESSES
                 )
                 laws.append(law)
             else:

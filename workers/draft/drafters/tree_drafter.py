@@ -321,7 +321,7 @@ class TreeDrafter(Drafter, Generic[SessionT]):
         if session.drawn:
             session.draws += 1
             drawn, law = sampling.draw_children(
-                logits, self._ids, session.sampling, session.draws, session.children
+                logits, self._ids, session.sampling, self.number, session.draws, session.children
             )
             # A score must not depend on what is drawn: whoever cuts by it chooses among nodes, not tokens.
             rates = self._drawn_accuracies.at(depth - 1)[: len(drawn)]

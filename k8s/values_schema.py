@@ -7,29 +7,14 @@ refuses what `python -m deployments.check` would.
 """
 
 import json
+import typing
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 from ray.serve.schema import HTTPOptionsSchema
 
-from deployments.config import (
-    CoordinatorThresholds,
-    CustomArgs,
-    DatastoreArgs,
-    EagleArgs,
-    EarlyExitArgs,
-    JacobiArgs,
-    LayerSkipArgs,
-    LookaheadArgs,
-    LookupArgs,
-    MaskArgs,
-    MedusaArgs,
-    ModelArgs,
-    SuffixArgs,
-    TargetArgs,
-    WorkerThresholds,
-)
+from deployments.config import CoordinatorThresholds, DrafterArgs, TargetArgs, WorkerThresholds
 
 PATH: Final = Path(__file__).with_name("chart") / "values.schema.json"
 
@@ -46,18 +31,8 @@ KEY: Final = "^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$"
 """Short names of models and pools: they become parts of the names of applications and pods."""
 
 DRAFTERS: Final[dict[str, type[BaseModel]]] = {
-    "lookup": LookupArgs,
-    "suffix": SuffixArgs,
-    "datastore": DatastoreArgs,
-    "model": ModelArgs,
-    "eagle": EagleArgs,
-    "medusa": MedusaArgs,
-    "mask": MaskArgs,
-    "custom": CustomArgs,
-    "layer_skip": LayerSkipArgs,
-    "early_exit": EarlyExitArgs,
-    "jacobi": JacobiArgs,
-    "lookahead": LookaheadArgs,
+    typing.get_args(args.model_fields["kind"].annotation)[0]: args
+    for args in typing.get_args(typing.get_args(DrafterArgs)[0])
 }
 
 

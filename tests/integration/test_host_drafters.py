@@ -87,32 +87,6 @@ async def test_k1_k6_company_changes_nothing(kind: str) -> None:
 
 
 @kinds
-@pytest.mark.parametrize(("dtype", "tree"), [("float32", True), ("bfloat16", False)])
-async def test_k1_on_equals_off(kind: str, dtype: str, tree: bool) -> None:
-    async with beside(kind, dtype=dtype) as h:
-        accepted = 0
-        for temperature in (0.0, 1.0):
-            request = h.request(
-                PROMPTS[0],
-                max_tokens=80,
-                seed=3,
-                temperature=temperature,
-                tree=tree,
-                logprobs=1,
-                max_draft_tokens=16,
-                ignore_eos=True,
-            )
-            off = await h.generate(request, speculate=False)
-            on = await h.generate(request)
-            on.same_as(off)
-            assert on.stats.draft_tokens > 20
-            accepted += on.stats.accepted_tokens
-        # Pairs of tokens, made and verified in turn, are seldom right where nothing repeats itself.
-        assert accepted > (0 if kind == "lookahead" and not tree else 8)
-        await assert_nothing_held(h)
-
-
-@kinds
 async def test_k4_an_end_at_every_place(kind: str) -> None:
     async with beside(kind, dtype="bfloat16") as h:
         whole = await h.generate(h.request(PROMPTS[1], max_tokens=24), speculate=False)

@@ -24,17 +24,17 @@ async def test_modes_change_when_is_drafted_and_no_token(mode: Mode, place: str)
     async with harness(tiny.llama(), there, beside=here, slow=LONG) as h:
         for sampling in ({}, {"temperature": 1.0}):
             request = h.request(
-                PROMPT, max_tokens=100, max_draft_tokens=6, seed=3, mode=mode, **sampling
+                PROMPT, max_tokens=60, max_draft_tokens=6, seed=3, mode=mode, **sampling
             )
             off = await h.generate(request, speculate=False)
             on = await h.generate(request)
             on.same_as(off)
-            assert on.stats.accepted_tokens > 30
+            assert on.stats.accepted_tokens > 20
             if mode == "multibranch" and place == "draft":
                 assert on.stats.hits > 0
         group = h.target._beside if place == "target" else h.drafts.workers[0]._group
         counters = group.counters
-        assert counters["proposals"] > 20
+        assert counters["proposals"] > 10
         # Beside the target nothing grows while it verifies: they take turns.
         grows = mode != "sequential" and place == "draft"
         assert (counters["growth_ns"] > 0) == grows

@@ -52,7 +52,7 @@ async def answers(h: Harness, speculate: bool) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 async def test_two_ranks_say_what_one_says(dtype: str) -> None:
     """Tokens; speculation on and off, in a busy batch, from cached prefixes and after preemption."""
     folder = tiny.llama()
@@ -140,7 +140,9 @@ def meeting() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_dies_or_hangs_ends_the_target(how: signal.Signals, meeting: Path) -> None:
     context = multiprocessing.get_context("spawn")
     leader = context.Process(target=lead, args=(str(meeting), str(tiny.llama())))

@@ -12,6 +12,7 @@ from tests import tiny
 from workers.draft import eagle, exits, masks, medusa, models, skips
 from workers.draft.levels import Accuracies
 from workers.engine.loading import load_model
+from workers.training import boost
 from workers.training.__main__ import main
 from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
@@ -328,6 +329,61 @@ def test_the_draft_vocabulary_is_what_answers_hold_most(corpus: Path) -> None:
     chosen = draft_vocabulary(counts, 50)
     assert sorted(chosen) == list(chosen)
     assert counts[chosen].min() >= np.delete(counts, chosen).max()
+
+
+class Told:
+    """A draft whose guesses are right where it is told."""
+
+    def __init__(self, *right: list[int]) -> None:
+        self._right = torch.tensor(right).bool().T
+
+    def right(self, sample: Sample, most: int) -> torch.Tensor:
+        return self._right[:, :most]
+
+
+def test_drafts_are_judged_alone_together_and_beside_a_wider_one() -> None:
+    """On the positions of the answer, from the one that guesses its first token on."""
+    sample = Sample(torch.arange(6), 3, torch.empty(0), None)
+    first = Told([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0])
+    second = Told([0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6)
+    third = Told([0, 0, 0, 0, 0, 1], [0] * 6, [0] * 6)
+    assert boost.judge([first, second, third], [sample, sample]) == [
+        boost.Together(1, alone=0.25, any=0.25, guesses_of_first=0.25),
+        boost.Together(2, alone=0.5, any=0.5, guesses_of_first=0.5),
+        boost.Together(3, alone=0.25, any=0.75, guesses_of_first=0.75),
+    ]
+
+
+def test_what_is_known_weighs_less() -> None:
+    sample = Sample(torch.arange(4), 2, torch.empty(0), None)
+    drafts = [Told([1, 1, 0, 0]), Told([0, 1, 0, 1])]
+    weights = boost.Residue(lambda text: sample, drafts, 0.5).sample(0).weights()
+    torch.testing.assert_close(weights, torch.tensor([0.15, 0.5, 1.0, 0.5]))
+    assert boost.Residue(lambda text: sample, [], 0.5).sample(0) is sample
+
+
+def boosted(corpus: Path, out: Path, known_weight: float, **options: object) -> list[float]:
+    """How often any of the drafts is right, by how many there are."""
+    assert (
+        train("boost", corpus, out, layers="0", rank=4, known_weight=known_weight, **options) == 0
+    )
+    content = json.loads((out / "boost.json").read_text())
+    return [each["any"] for each in content["judged"]]
+
+
+def test_boosted_drafts_are_right_together_more_often_than_copies(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Of the same size, trained for as long, on the same texts."""
+    one, two = boosted(corpus, tmp_path / "boosted", 0.1)
+    same, alike = boosted(corpus, tmp_path / "alike", 1.0)
+    assert one == same
+    assert two > alike + 0.02
+    for draft in ("draft1", "draft2"):
+        folder = tmp_path / "boosted" / draft
+        assert models.load(str(folder), "float32", "cpu", None).ids is not None
+        assert json.loads((folder / "recipe.json").read_text())["options"]["known_weight"] == 0.1
+        assert (folder / "curve.png").exists()
 
 
 def test_an_adapter_learns_and_loads(corpus: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic_core import PydanticUndefined
 
 from deployments.config import DrafterArgs, Named
@@ -270,6 +271,28 @@ def test_every_drafter_with_every_rule() -> None:
         "lookup@rejection": Setting(("lookup",), "rejection"),
         "suffix": Setting(("suffix",)),
         "suffix@rejection": Setting(("suffix",), "rejection"),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{name: head, kind: eagle, model: x, width: 2}",
+        "{name: small, kind: model, model: x, vocabulary: shared}",
+        "{name: own, kind: layer_skip, skip: [1, 3], online: true}",
+        "{name: lookup, kind: lookup}",
+    ],
+)
+def test_what_a_config_says_of_a_drafter_is_what_was_said(text: str) -> None:
+    assert drafters.said(*drafters.parse([text])[1]) == yaml.safe_load(text)
+
+
+def test_the_factory_of_a_package_gets_a_name() -> None:
+    said = drafters.said(*drafters.parse(["My_pack.drafts:make"])[1])
+    assert said == {
+        "name": "my_pack-drafts-make",
+        "kind": "custom",
+        "factory": "My_pack.drafts:make",
     }
 
 

@@ -9,17 +9,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
-from workers.draft import eagle, exits, masks, medusa, models, skips
+from workers.draft import cut, eagle, exits, masks, medusa, models, skips
 from workers.draft.levels import Accuracies
 from workers.engine.loading import load_model
 from workers.training import boost
 from workers.training.__main__ import main
 from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
+from workers.training.distill import DistillLearner
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
 from workers.training.samples import Sample, Teacher
 from workers.training.skip_search import expected_gain
+from workers.training.trainer import CHECKPOINT
 
 LAWS = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
 
@@ -384,6 +386,48 @@ def test_boosted_drafts_are_right_together_more_often_than_copies(
         assert models.load(str(folder), "float32", "cpu", None).ids is not None
         assert json.loads((folder / "recipe.json").read_text())["options"]["known_weight"] == 0.1
         assert (folder / "curve.png").exists()
+
+
+def test_boosting_goes_on_where_it_was(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Broken off in the second draft and continued, it ends with the bits of one that was not."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    options: dict[str, object] = {"layers": "0", "rank": 4, "tokens": 500, "checkpoint_minutes": 0}
+    assert train("boost", corpus, whole, **options) == 0
+    loss, calls = DistillLearner.loss, 0
+
+    def failing(self: DistillLearner, sample: Sample) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 35:
+            raise OSError("power cut")
+        return loss(self, sample)
+
+    monkeypatch.setattr(DistillLearner, "loss", failing)
+    assert train("boost", corpus, broken, **options) == 1
+    assert "power cut" in capsys.readouterr().err
+    assert (broken / "draft2" / CHECKPOINT).exists()
+    assert not (broken / "draft2" / cut.WEIGHTS_FILE).exists()
+    assert train("boost", corpus, broken, **options, known_weight=0.5) == 1
+    assert "'known_weight': 0.25" in capsys.readouterr().err
+    assert train("boost", corpus, broken, **options) == 0
+    for file in (f"draft1/{cut.WEIGHTS_FILE}", f"draft2/{cut.WEIGHTS_FILE}", boost.REPORT):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "options", [{"drafts": 1}, {"known_weight": 0}, {"known_weight": 1.5}], ids=str
+)
+def test_boosting_that_is_none_is_refused(
+    options: dict[str, object], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("boost", corpus, tmp_path / "b", **options) == 1
+    assert f"--{next(iter(options)).replace('_', '-')}" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def test_an_adapter_learns_and_loads(corpus: Path, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 from tests import tiny
 from workers.draft import cut, eagle, exits, masks, medusa, models, skips
 from workers.draft.levels import Accuracies
-from workers.engine.loading import load_model
+from workers.engine.loading import load_model, load_module
 from workers.training import boost
 from workers.training.__main__ import main
 from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
-from workers.training.distill import DistillLearner
+from workers.training.distill import CutStudent, DistillLearner
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
 from workers.training.samples import Sample, Teacher
@@ -364,28 +364,28 @@ def test_what_is_known_weighs_less() -> None:
     assert boost.Residue(lambda text: sample, [], 0.5).sample(0) is sample
 
 
-def boosted(corpus: Path, out: Path, known_weight: float, **options: object) -> list[float]:
-    """How often any of the drafts is right, by how many there are."""
-    assert (
-        train("boost", corpus, out, layers="0", rank=4, known_weight=known_weight, **options) == 0
-    )
-    content = json.loads((out / "boost.json").read_text())
-    return [each["any"] for each in content["judged"]]
+def learned(folder: Path, seed: int, before: list[boost.Ranked], weight: float) -> DistillLearner:
+    """A small draft that has learned some answers by heart, above all where those before it are wrong."""
+    samples, teacher = tiny.known_answers()
+    torch.manual_seed(seed)
+    module = cut.cut_module(load_module(tiny.llama(), "float32", "cpu"), (0,))
+    student = CutStudent(module, (0,), teacher.vocabulary, str(tiny.llama()), 8)
+    learner = DistillLearner(student, teacher, DIVERGENCES["fkl"], 1.0)
+    residue = boost.Residue(samples.__getitem__, before, weight)
+    tiny.learn(learner, [residue.sample(text) for text in range(len(samples))], folder, 12_000)
+    return learner
 
 
-def test_boosted_drafts_are_right_together_more_often_than_copies(
-    corpus: Path, tmp_path: Path
-) -> None:
-    """Of the same size, trained for as long, on the same texts."""
-    one, two = boosted(corpus, tmp_path / "boosted", 0.1)
-    same, alike = boosted(corpus, tmp_path / "alike", 1.0)
-    assert one == same
-    assert two > alike + 0.02
-    for draft in ("draft1", "draft2"):
-        folder = tmp_path / "boosted" / draft
-        assert models.load(str(folder), "float32", "cpu", None).ids is not None
-        assert json.loads((folder / "recipe.json").read_text())["options"]["known_weight"] == 0.1
-        assert (folder / "curve.png").exists()
+def test_boosted_drafts_are_right_together_more_often_than_copies(tmp_path: Path) -> None:
+    """Of the same size, trained for as long, on the same texts, from the same beginning."""
+    samples, _ = tiny.known_answers()
+    first = learned(tmp_path / "first", 0, [], 1.0)
+    alike = learned(tmp_path / "alike", 1, [first], 1.0)
+    boosted = learned(tmp_path / "boosted", 1, [first], 0.1)
+    copies = boost.judge([first, alike], samples)[1]
+    together = boost.judge([first, boosted], samples)[1]
+    assert together.any > copies.any + 0.03
+    assert together.alone < copies.alone
 
 
 def test_boosting_goes_on_where_it_was(
@@ -417,6 +417,12 @@ def test_boosting_goes_on_where_it_was(
     assert train("boost", corpus, broken, **options) == 0
     for file in (f"draft1/{cut.WEIGHTS_FILE}", f"draft2/{cut.WEIGHTS_FILE}", boost.REPORT):
         assert (broken / file).read_bytes() == (whole / file).read_bytes()
+    first, second = json.loads((whole / boost.REPORT).read_text())["judged"]
+    assert first["any"] == first["alone"] <= second["any"]
+    for draft in (whole / "draft1", whole / "draft2"):
+        assert models.load(str(draft), "float32", "cpu", None).ids is not None
+        assert (draft / "curve.png").exists()
+        assert json.loads((draft / "recipe.json").read_text())["options"]["known_weight"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,10 @@ def read(path: Path, per_kind: int | None = None) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     counts: dict[str, int] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    # Only "\n" ends a line: JSON may hold U+2028 and the like as they are.
+    for number, line in enumerate(path.read_text().split("\n"), 1):
+        if not line.strip():
+            continue
         row = json.loads(line)
         plain = next((name for name in ("prompt", "question", "instruction") if name in row), None)
         if plain is not None:

@@ -9,16 +9,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
-from workers.draft import eagle, exits, masks, medusa, models, skips
+from workers.draft import cut, eagle, exits, masks, medusa, models, skips
 from workers.draft.levels import Accuracies
-from workers.engine.loading import load_model
+from workers.engine.loading import load_model, load_module
+from workers.training import boost
 from workers.training.__main__ import main
 from workers.training.accuracies import measure
 from workers.training.corpus import Corpus, draft_vocabulary, epochs
+from workers.training.distill import CutStudent, DistillLearner
 from workers.training.eagle import EagleLearner
 from workers.training.losses import DIVERGENCES
 from workers.training.samples import Sample, Teacher
 from workers.training.skip_search import expected_gain
+from workers.training.trainer import CHECKPOINT
 
 LAWS = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
 
@@ -328,6 +331,109 @@ def test_the_draft_vocabulary_is_what_answers_hold_most(corpus: Path) -> None:
     chosen = draft_vocabulary(counts, 50)
     assert sorted(chosen) == list(chosen)
     assert counts[chosen].min() >= np.delete(counts, chosen).max()
+
+
+class Told:
+    """A draft whose guesses are right where it is told."""
+
+    def __init__(self, *right: list[int]) -> None:
+        self._right = torch.tensor(right).bool().T
+
+    def right(self, sample: Sample, most: int) -> torch.Tensor:
+        return self._right[:, :most]
+
+
+def test_drafts_are_judged_alone_together_and_beside_a_wider_one() -> None:
+    """On the positions of the answer, from the one that guesses its first token on."""
+    sample = Sample(torch.arange(6), 3, torch.empty(0), None)
+    first = Told([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0])
+    second = Told([0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6)
+    third = Told([0, 0, 0, 0, 0, 1], [0] * 6, [0] * 6)
+    assert boost.judge([first, second, third], [sample, sample]) == [
+        boost.Together(1, alone=0.25, any=0.25, guesses_of_first=0.25),
+        boost.Together(2, alone=0.5, any=0.5, guesses_of_first=0.5),
+        boost.Together(3, alone=0.25, any=0.75, guesses_of_first=0.75),
+    ]
+
+
+def test_what_is_known_weighs_less() -> None:
+    sample = Sample(torch.arange(4), 2, torch.empty(0), None)
+    drafts = [Told([1, 1, 0, 0]), Told([0, 1, 0, 1])]
+    weights = boost.Residue(lambda text: sample, drafts, 0.5).sample(0).weights()
+    torch.testing.assert_close(weights, torch.tensor([0.15, 0.5, 1.0, 0.5]))
+    assert boost.Residue(lambda text: sample, [], 0.5).sample(0) is sample
+
+
+def learned(folder: Path, seed: int, before: list[boost.Ranked], weight: float) -> DistillLearner:
+    """A small draft that has learned some answers by heart, above all where those before it are wrong."""
+    samples, teacher = tiny.known_answers()
+    torch.manual_seed(seed)
+    module = cut.cut_module(load_module(tiny.llama(), "float32", "cpu"), (0,))
+    student = CutStudent(module, (0,), teacher.vocabulary, str(tiny.llama()), 8)
+    learner = DistillLearner(student, teacher, DIVERGENCES["fkl"], 1.0)
+    residue = boost.Residue(samples.__getitem__, before, weight)
+    tiny.learn(learner, [residue.sample(text) for text in range(len(samples))], folder, 12_000)
+    return learner
+
+
+def test_boosted_drafts_are_right_together_more_often_than_copies(tmp_path: Path) -> None:
+    """Of the same size, trained for as long, on the same texts, from the same beginning."""
+    samples, _ = tiny.known_answers()
+    first = learned(tmp_path / "first", 0, [], 1.0)
+    alike = learned(tmp_path / "alike", 1, [first], 1.0)
+    boosted = learned(tmp_path / "boosted", 1, [first], 0.1)
+    copies = boost.judge([first, alike], samples)[1]
+    together = boost.judge([first, boosted], samples)[1]
+    assert together.any > copies.any + 0.03
+    assert together.alone < copies.alone
+
+
+def test_boosting_goes_on_where_it_was(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Broken off in the second draft and continued, it ends with the bits of one that was not."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    options: dict[str, object] = {"layers": "0", "rank": 4, "tokens": 500, "checkpoint_minutes": 0}
+    assert train("boost", corpus, whole, **options) == 0
+    loss, calls = DistillLearner.loss, 0
+
+    def failing(self: DistillLearner, sample: Sample) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 35:
+            raise OSError("power cut")
+        return loss(self, sample)
+
+    monkeypatch.setattr(DistillLearner, "loss", failing)
+    assert train("boost", corpus, broken, **options) == 1
+    assert "power cut" in capsys.readouterr().err
+    assert (broken / "draft2" / CHECKPOINT).exists()
+    assert not (broken / "draft2" / cut.WEIGHTS_FILE).exists()
+    assert train("boost", corpus, broken, **options, known_weight=0.5) == 1
+    assert "'known_weight': 0.25" in capsys.readouterr().err
+    assert train("boost", corpus, broken, **options) == 0
+    for file in (f"draft1/{cut.WEIGHTS_FILE}", f"draft2/{cut.WEIGHTS_FILE}", boost.REPORT):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes()
+    first, second = json.loads((whole / boost.REPORT).read_text())["judged"]
+    assert first["any"] == first["alone"] <= second["any"]
+    for draft in (whole / "draft1", whole / "draft2"):
+        assert models.load(str(draft), "float32", "cpu", None).ids is not None
+        assert (draft / "curve.png").exists()
+        assert json.loads((draft / "recipe.json").read_text())["options"]["known_weight"] == 0.25
+
+
+@pytest.mark.parametrize(
+    "options", [{"drafts": 1}, {"known_weight": 0}, {"known_weight": 1.5}], ids=str
+)
+def test_boosting_that_is_none_is_refused(
+    options: dict[str, object], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("boost", corpus, tmp_path / "b", **options) == 1
+    assert f"--{next(iter(options)).replace('_', '-')}" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def test_an_adapter_learns_and_loads(corpus: Path, tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic_core import PydanticUndefined
 
 from deployments.config import DrafterArgs, Named
+from loadtest import prompts_file
 from workers.compare import drafters, questions, spec_bench, statistics
 from workers.compare.drafters import Setting
 from workers.compare.replay import as_it_was, by_price, by_times, main, replay
 from workers.compare.trace import Answer, Round, Trace, TraceFile, Turn, depth_along, places, read
 from workers.draft.config import CustomConfig, EagleConfig, LookupConfig
 from workers.pricing import StepTimes
+from workers.training import data
 from workers.tree import TokenTree
 
 # Under the anchor 5 and 6; under 5 are 7 and 8, under 7 is 9.
@@ -204,6 +207,15 @@ def test_rows_are_paired_with_plain_by_question() -> None:
     assert by["d", "x"].speed_up.median == pytest.approx(3.0)
 
 
+def test_questions_without_a_category_count_once() -> None:
+    answers = [answer(setting, n, category="all") for n in (1, 2) for setting in ("plain", "x")]
+    rows = statistics.rows(Trace({}, [], answers))
+    assert [(row.category, row.setting, row.questions) for row in rows] == [
+        ("all", "plain", 2),
+        ("all", "x", 2),
+    ]
+
+
 def test_answer_files_are_spec_benchs(tmp_path: Path) -> None:
     two = replace(answer(), turns=(*answer().turns, *answer(text="de", lengths=(1,)).turns))
     spec_bench.write(tmp_path / "s", "tiny", [answer("plain", 2), answer("plain"), two])
@@ -263,6 +275,28 @@ def test_every_drafter_with_every_rule() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "{name: head, kind: eagle, model: x, width: 2}",
+        "{name: small, kind: model, model: x, vocabulary: shared}",
+        "{name: own, kind: layer_skip, skip: [1, 3], online: true}",
+        "{name: lookup, kind: lookup}",
+    ],
+)
+def test_what_a_config_says_of_a_drafter_is_what_was_said(text: str) -> None:
+    assert drafters.said(*drafters.parse([text])[1]) == yaml.safe_load(text)
+
+
+def test_the_factory_of_a_package_gets_a_name() -> None:
+    said = drafters.said(*drafters.parse(["My_pack.drafts:make"])[1])
+    assert said == {
+        "name": "my_pack-drafts-make",
+        "kind": "custom",
+        "factory": "My_pack.drafts:make",
+    }
+
+
+@pytest.mark.parametrize(
     ("said", "complaint"),
     [
         (["lokup"], "'lokup' is neither a kind .lookup.*--drafter"),
@@ -298,6 +332,17 @@ def test_defaults_are_those_of_a_servers_config() -> None:
         assert drafters.DEFAULTS[kind] == said, kind
 
 
+def test_only_the_end_of_a_line_ends_a_prompt(tmp_path: Path) -> None:
+    """JSON may hold other separators of lines as they are; empty lines are none of the readers' business."""
+    texts = ["one\u2028two\u2029three", "four\x85\x1c five"]
+    file = tmp_path / "q.jsonl"
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    file.write_text("\n\n".join(lines) + "\n")
+    assert [question.turns[0] for question in questions.read(file)] == texts
+    assert data.read_prompts(file) == texts
+    assert [prompt.text for prompt in prompts_file.read(file)] == texts
+
+
 def test_questions_come_in_two_forms(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     lines = [
@@ -312,10 +357,14 @@ def test_questions_come_in_two_forms(tmp_path: Path) -> None:
         questions.Question(3, "b", ("q",)),
     ]
     assert [question.id for question in questions.read(file, 2)] == [81, 3]
-    for line, complaint in (({"text": "x"}, ":1 has neither"), (None, "no questions")):
+    wrong = [({"text": "x"}, ":1 has neither"), (7, ":1 is no JSON object"), (None, "no questions")]
+    for line, complaint in wrong:
         file.write_text("" if line is None else json.dumps(line))
         with pytest.raises(ValueError, match=complaint):
             questions.read(file)
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"q\.jsonl:1 is no JSON: "):
+        questions.read(file)
     file.write_text(json.dumps({"question_id": 2, "turns": ["x"]}) + "\n" + '{"prompt": "y"}')
     with pytest.raises(ValueError, match="question 2 is there twice"):
         questions.read(file)

@@ -11,27 +11,16 @@ A run that is broken off goes on where it was. In --out: compare.md, .json and .
 """
 
 import argparse
-import hashlib
-import os
-import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from workers.compare import drafters, questions, report, spec_bench, statistics
+from workers.compare.comparison import compare
 from workers.compare.drafters import PLAIN
-from workers.compare.questions import Question
-from workers.compare.run import Bench, Broken, Options
-from workers.compare.trace import Trace, TraceFile
+from workers.compare.run import Broken, Options
+from workers.compare.trace import Trace
 from workers.request import DRAWN
-
-TRACE = "trace.jsonl"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,8 +43,7 @@ def main(arguments: Sequence[str]) -> int:
             settings=settings,
             drafters=configs,
         )
-        given.out.mkdir(parents=True, exist_ok=True)
-        trace = compare(options, asked, given.out / TRACE)
+        trace = compare(options, asked, given.out)
     except (OSError, ValueError, Broken) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -63,41 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     spec_bench.write(given.out / "spec_bench", model, trace.answers)
     report.write(given.out, trace.run, statistics.rows(trace))
     return _judge(trace)
-
-
-def compare(options: Options, asked: Sequence[Question], file: Path) -> Trace:
-    """The trace of all questions with all settings: what the file has of it, and what was left to do."""
-    said = _identity(options, asked)
-    kept = TraceFile.resume(file, said) if file.exists() else None
-    done = {(a.setting, a.question) for a in kept.trace.answers} if kept is not None else set()
-    left = [
-        (setting, question)
-        for number, question in enumerate(asked)
-        for setting in _in_turn(list(options.settings), number)
-        if (setting, question.id) not in done
-    ]
-    if kept is not None and not left:
-        return kept.trace
-    bench = Bench(options, asked, None if kept is None else kept.trace.times)
-    try:
-        for setting in options.settings:
-            bench.warm_up(setting, asked[0])
-        if kept is None:
-            table = [[*at, seconds] for at, seconds in bench.times.measured.items()]
-            run = {"options": said, "step_times": table, "row_invariant": bench.row_invariant}
-            kept = TraceFile.start(file, {**run, **_provenance()})
-        total = len(done) + len(left)
-        for setting, question in tqdm(left, initial=len(done), total=total, unit="answer"):
-            kept.add(*bench.answer(setting, question))
-    finally:
-        bench.close()
-    return kept.trace
-
-
-def _in_turn(settings: Sequence[str], number: int) -> list[str]:
-    """Another one is the first with each question: what the machine does meanwhile hits all alike."""
-    first = number % len(settings)
-    return [*settings[first:], *settings[:first]]
 
 
 def _judge(trace: Trace) -> int:
@@ -125,24 +78,6 @@ def _check_rules(given: argparse.Namespace) -> None:
         raise ValueError("at temperature 0 all rules are the same: give a --temperature")
     if "block" in given.verification and not given.chain:
         raise ValueError("--verification block tests chains: add --chain")
-
-
-def _identity(options: Options, asked: Sequence[Question]) -> dict[str, Any]:
-    """What a run that goes on must have in common with the one that was broken off."""
-    return {
-        **asdict(options),
-        "drafters": [{"kind": config.kind, **asdict(config)} for config in options.drafters],
-        "questions": hashlib.sha256(repr(asked).encode()).hexdigest()[:16],
-    }
-
-
-def _provenance() -> dict[str, Any]:
-    return {
-        "argv": sys.argv,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in ("torch", "transformers")},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ my_package.module:make                   the factory of a package of your own
 head+lookup                              a set: words, and names of the other ones
 """
 
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -38,6 +39,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 """By kind, what is taken where nothing is said: the same as in a server's config."""
 
 PLAIN: Final = "plain"
+_UNSAID: Final = object()
 
 _CONFIGS: Final[Mapping[str, Any]] = {
     config.kind: config for config in typing.get_args(DrafterConfig)
@@ -81,6 +83,21 @@ def parse(
                 raise ValueError(f"--drafter {text}: {said_so!r} is there already")
             settings[said_so] = Setting(tuple(names), rule)
     return settings, tuple(configs.values())
+
+
+def said(config: DrafterConfig) -> dict[str, Any]:
+    """What `drafts` in a server's config says of a drafter that `parse` has made."""
+    defaults = DEFAULTS[config.kind]
+    options: dict[str, Any] = {
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in fields(config)
+        if (value := getattr(config, field.name)) != defaults.get(field.name, _UNSAID)
+    }
+    # The factory of a package is its own name here, and longer than names may be there.
+    name = re.sub(r"[^a-z0-9_-]", "-", options.pop("name").lower())[-32:].lstrip("-_0123456789")
+    if options.pop("shared_vocabulary", False):
+        options["vocabulary"] = "shared"
+    return {"name": name, "kind": config.kind, **options}
 
 
 def _load(text: str) -> str | Mapping[str, Any]:

@@ -1,8 +1,9 @@
 """Questions: one JSON object a line, in Spec-Bench's form or with a prompt of one turn."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from workers import json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,7 @@ def read(path: Path, every: int = 1) -> list[Question]:
     no id gets its line's number. Raises ValueError for others, and for ids that occur twice.
     """
     questions: dict[int, Question] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        row = json.loads(line)
+    for number, row in json_lines.read(path):
         turns = row.get("turns") or ([row["prompt"]] if "prompt" in row else [])
         if not turns:
             raise ValueError(f"{path}:{number} has neither turns nor prompt")

@@ -84,13 +84,12 @@ def rows(trace: Trace) -> list[Row]:
     groups: dict[tuple[str, str], list[Answer]] = {}
     for answer in trace.answers:
         if answer.question in plain:
-            groups.setdefault((ALL, answer.setting), []).append(answer)
-    for answer in trace.answers:
-        if answer.question in plain:
-            groups.setdefault((answer.category, answer.setting), []).append(answer)
+            # Questions without a category are of "all", and count once there.
+            for category in {ALL: None, answer.category: None}:
+                groups.setdefault((category, answer.setting), []).append(answer)
     return [
         _row(category, setting, answers, plain, rounds)
-        for (category, setting), answers in groups.items()
+        for (category, setting), answers in sorted(groups.items(), key=lambda g: g[0][0] != ALL)
     ]
 
 

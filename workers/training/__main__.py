@@ -5,17 +5,19 @@ python -m workers.training distill      a draft model learns from it
 python -m workers.training eagle        an EAGLE head learns from it
 python -m workers.training medusa       Medusa heads learn from it
 python -m workers.training mask         a mask drafter learns from it
+python -m workers.training boost        drafts that complement each other learn from it
 python -m workers.training early_exit   an adapter behind the target's first layers learns from it
 python -m workers.training skip_search  which layers the target can draft without
 python -m workers.training evaluate     how often a trained draft is right
+python -m workers.training recommend    which method to take, and why
 """
 
 import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,19 @@ from transformers import AutoTokenizer
 
 from workers import checkpoint
 from workers.cache import cache_dir
+from workers.compare import questions, report, statistics
+from workers.compare.comparison import compare
+from workers.compare.drafters import parse
+from workers.compare.run import Broken, Options
 from workers.draft import skips
 from workers.draft.cut import cut_module, is_cut, load_cut_module, reduce_head
 from workers.draft.eagle import load_head, new_head
 from workers.draft.medusa import load_heads, new_heads
-from workers.engine.loading import load_model, load_module
-from workers.training import data
+from workers.engine.loading import load_model, load_module, resolve_dtype
+from workers.request import SamplingParams
+from workers.training import boost, data, recommend
 from workers.training.accuracies import measure
-from workers.training.corpus import Corpus, draft_vocabulary, epochs
+from workers.training.corpus import DRAFT_VOCABULARY, Corpus, draft_vocabulary, epochs
 from workers.training.distill import (
     CutStudent,
     DistillLearner,
@@ -49,6 +56,7 @@ from workers.training.mask import MaskLearner
 from workers.training.medusa import MedusaLearner
 from workers.training.recipe import file_digest, write_recipe
 from workers.training.samples import Sample, Teacher
+from workers.training.sizes import Sizes
 from workers.training.skip_search import search
 from workers.training.trainer import Learner, Plan, Trainer
 
@@ -80,9 +88,13 @@ def main(arguments: Sequence[str]) -> int:
             _evaluate(options)
         elif options.command == "skip_search":
             _skip_search(options)
+        elif options.command == "boost":
+            _boost(options)
+        elif options.command == "recommend":
+            _recommend(options)
         else:
             _train(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, Broken) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -131,15 +143,7 @@ def _material(options: argparse.Namespace, three: bool, least: int) -> Material:
 def _train(options: argparse.Namespace) -> None:
     three = options.command == "eagle" and options.version == "eagle3"
     material = _material(options, three, options.held_out)
-    corpus, texts = material.corpus, material.texts
-    size = len(material.head)
-    counts = corpus.counts(size)
-    vocabulary = torch.from_numpy(draft_vocabulary(counts, min(options.vocabulary, size)))
-
-    def samples(skip: int) -> Iterator[Sample]:
-        for text in epochs(texts[options.held_out :], options.seed, skip):
-            yield material.sample(text)
-
+    vocabulary = _vocabulary(options, material)
     learner: Learner
     if options.command == "eagle":
         learner = _eagle(options, material, vocabulary)
@@ -151,6 +155,32 @@ def _train(options: argparse.Namespace) -> None:
         learner = _mask(options, material, vocabulary)
     else:
         learner = _distill(options, material, vocabulary)
+    held_out = _learn(options, material, vocabulary, learner, material.sample)
+    if isinstance(learner, MedusaLearner | MaskLearner):
+        measure(learner, held_out).save(options.out)
+
+
+def _vocabulary(options: argparse.Namespace, material: Material) -> torch.Tensor:
+    """What a draft can guess."""
+    size = len(material.head)
+    counts = material.corpus.counts(size)
+    return torch.from_numpy(draft_vocabulary(counts, min(options.vocabulary, size)))
+
+
+def _learn(
+    options: argparse.Namespace,
+    material: Material,
+    vocabulary: torch.Tensor,
+    learner: Learner,
+    sample: Callable[[int], Sample],
+) -> list[Sample]:
+    """Train a learner into --out, on texts as `sample` gives them; the ones that were held out."""
+    corpus, texts = material.corpus, material.texts
+
+    def samples(skip: int) -> Iterator[Sample]:
+        for text in epochs(texts[options.held_out :], options.seed, skip):
+            yield sample(text)
+
     plan = Plan(
         tokens=options.tokens,
         learning_rate=options.learning_rate,
@@ -163,8 +193,7 @@ def _train(options: argparse.Namespace) -> None:
     held_out = [material.sample(text) for text in texts[: options.held_out]]
     trainer = Trainer(learner, plan, samples, held_out, options.out)
     trainer.run()
-    if isinstance(learner, MedusaLearner | MaskLearner):
-        measure(learner, held_out).save(options.out)
+    counts = corpus.counts(len(material.head))
     description = {
         "files": {file.name: file_digest(file) for file in options.corpus},
         "texts": len(texts),
@@ -175,6 +204,51 @@ def _train(options: argparse.Namespace) -> None:
     }
     trained = sum(parameter.numel() for parameter in learner.parameters())
     write_recipe(options.out, vars(options), description, trained, trainer.curve)
+    return held_out
+
+
+def _boost(options: argparse.Namespace) -> None:
+    if options.drafts < 2:
+        raise ValueError(
+            f"--drafts {options.drafts}: one draft has none to complement; give 2 or more"
+        )
+    if not 0 < options.known_weight <= 1:
+        raise ValueError(f"--known-weight {options.known_weight}: give more than 0, and 1 at most")
+    names = ("target", "layers", "rank", "vocabulary", "divergence", "known_weight")
+    made_with = {name: getattr(options, name) for name in names}
+    boost.begin(options.out, made_with)
+    material = _material(options, False, options.held_out)
+    vocabulary = _vocabulary(options, material)
+    held_out = [material.sample(text) for text in material.texts[: options.held_out]]
+    drafts: list[DistillLearner] = []
+    judged: list[boost.Together] = []
+    for number in range(options.drafts):
+        folder, seed = options.out / f"draft{number + 1}", options.seed + number
+        logger.info("draft %d of %d, in %s", number + 1, options.drafts, folder)
+        # The same whether the ones before it were trained now or in a run that was broken off.
+        torch.manual_seed(seed)
+        learner = DistillLearner(
+            _cut_student(options, material, vocabulary),
+            material.teacher(vocabulary),
+            DIVERGENCES[options.divergence],
+            1.0,
+        )
+        residue = boost.Residue(material.sample, drafts, options.known_weight)
+        each = argparse.Namespace(**{**vars(options), "out": folder, "seed": seed})
+        _learn(each, material, vocabulary, learner, residue.sample)
+        drafts.append(_cut_guesser(options, material, folder)[0])
+        judged = boost.judge(drafts, held_out)
+        boost.keep_report(options.out, made_with, judged)
+    print(json.dumps([asdict(each) for each in judged], indent=1))
+
+
+def _cut_guesser(
+    options: argparse.Namespace, material: Material, folder: Path
+) -> tuple[DistillLearner, Teacher]:
+    """A cut draft as it is served, and its teacher; it learns nothing."""
+    draft, vocabulary = load_cut_module(folder, options.dtype, options.device)
+    teacher = material.teacher(vocabulary)
+    return DistillLearner(WholeStudent(draft, None), teacher, DIVERGENCES["fkl"], 1.0), teacher
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -185,9 +259,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     divergence = DIVERGENCES["fkl"]  # Of no consequence: nothing is learned.
     guesser: Guesser
     if is_cut_draft:
-        draft, vocabulary = load_cut_module(options.draft, options.dtype, options.device)
-        teacher = material.teacher(vocabulary)
-        guesser = DistillLearner(WholeStudent(draft, None), teacher, divergence, 1.0)
+        guesser, teacher = _cut_guesser(options, material, options.draft)
     elif is_medusa:
         heads = load_heads(options.draft, material.folder).to(options.device)
         teacher = material.teacher(heads.vocabulary)
@@ -237,6 +309,55 @@ def _skip_search(options: argparse.Namespace) -> None:
     print(json.dumps(best))
     if best["gain"] <= 1:
         logger.warning("no set is expected to draft faster than plain decoding")
+
+
+def _recommend(options: argparse.Namespace) -> None:
+    SamplingParams(temperature=options.temperature)
+    if bool(options.measure) != bool(options.prompts):
+        raise ValueError(
+            "--measure and --prompts are given together: what is measured is told by prompts"
+        )
+    if options.drafter and not options.measure:
+        raise ValueError("--drafter names what is there to --measure")
+    wishes = recommend.Wishes(
+        recommend.parse_bytes(options.memory),
+        not options.no_training,
+        options.temperature,
+        options.placement,
+    )
+    dtype = resolve_dtype(options.dtype, torch.device(options.device))
+    sizes = Sizes(checkpoint.resolve(options.target), dtype, DRAFT_VOCABULARY)
+    known = recommend.methods(sizes, options.target, options.placement)
+    advice = recommend.advise(known, wishes)
+    print(recommend.heading(sizes, options.target, wishes))
+    if not options.measure:
+        print(recommend.text(advice, options.target))
+        return
+    there = [choice.config for choice in advice.ranked if not choice.method.training]
+    settings, drafters = parse(
+        [*(json.dumps({**config, "placement": "target"}) for config in there), *options.drafter]
+    )
+    trace = compare(
+        Options(
+            target=options.target,
+            dtype=options.dtype,
+            device=options.device,
+            num_threads=options.num_threads or 0,
+            max_draft_tokens=options.max_draft_tokens,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+            chain=False,
+            settings=settings,
+            drafters=drafters,
+        ),
+        questions.read(options.prompts),
+        options.out,
+    )
+    rows = statistics.rows(trace)
+    report.write(options.out, trace.run, rows)
+    whole = [row for row in rows if row.category == statistics.ALL]
+    print(recommend.measured(whole, settings, drafters, advice, options.placement))
 
 
 def _medusa(
@@ -335,6 +456,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, text in (
         ("distill", "train a draft model"),
+        ("boost", "train draft models that complement each other"),
         ("eagle", "train an EAGLE head"),
         ("early_exit", "train an adapter behind the target's first layers"),
         ("medusa", "train Medusa heads"),
@@ -355,7 +477,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         training.add_argument("--held-out", type=int, default=40, help="texts for the curve")
         training.add_argument(
-            "--vocabulary", type=int, default=16384, help="tokens that can be guessed"
+            "--vocabulary", type=int, default=DRAFT_VOCABULARY, help="tokens that can be guessed"
         )
         training.add_argument("--divergence", choices=list(DIVERGENCES), default="fkl")
         training.add_argument("--learning-rate", type=float, default=5e-4)
@@ -369,10 +491,10 @@ def _parser() -> argparse.ArgumentParser:
             default=cache_dir("features"),
             help="where the target's states are kept",
         )
-        if name in ("distill", "mask"):
+        if name in ("distill", "boost", "mask"):
             training.add_argument(
                 "--layers",
-                default="0,1,2,3,4,5,6,27,28,29" if name == "distill" else "0,1,2,29",
+                default="0,1,2,29" if name == "mask" else "0,1,2,3,4,5,6,27,28,29",
                 help="of the target, in their order: the draft is cut from it",
             )
             training.add_argument(
@@ -385,6 +507,14 @@ def _parser() -> argparse.ArgumentParser:
             )
             training.add_argument(
                 "--temperature", type=float, default=1.0, help="at which the draft serves"
+            )
+        elif name == "boost":
+            training.add_argument("--drafts", type=int, default=2, help="drafts in all")
+            training.add_argument(
+                "--known-weight",
+                type=float,
+                default=0.25,
+                help="of a position that a draft before it predicts; with 1 all drafts are trained alike",
             )
         elif name == "medusa":
             training.add_argument(
@@ -428,6 +558,47 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=cache_dir("features"),
         help="where the target's states are kept",
+    )
+    advising = commands.add_parser("recommend", help="which method to take, and why")
+    _add_common(advising)
+    advising.add_argument(
+        "--memory", required=True, help="for drafts: bytes, or a number with MiB, GiB, MB or GB"
+    )
+    advising.add_argument(
+        "--no-training", action="store_true", help="leave out what must be trained first"
+    )
+    advising.add_argument("--temperature", type=float, default=0.0, help="of most requests")
+    advising.add_argument(
+        "--placement",
+        choices=["draft", "target"],
+        default="target",
+        help="where drafters run: on workers of their own, or beside the target",
+    )
+    advising.add_argument(
+        "--measure",
+        action="store_true",
+        help="compare, on --prompts, those that need no training and each --drafter",
+    )
+    advising.add_argument(
+        "--prompts", type=Path, help="JSON lines with `prompt` or `turns`, to measure with"
+    )
+    advising.add_argument(
+        "--drafter",
+        action="append",
+        default=[],
+        help="one that is there, or a set, as workers.compare takes it; repeat it",
+    )
+    advising.add_argument(
+        "--max-tokens", type=int, default=128, help="of an answer that is measured"
+    )
+    advising.add_argument(
+        "--max-draft-tokens", type=int, default=8, help="drafted rows of a pass that is measured"
+    )
+    advising.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/recommend"),
+        help="folder of what is measured; a run that is broken off goes on there",
     )
     return parser
 

@@ -8,10 +8,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+DRAFT_VOCABULARY: Final = 16384
+"""Tokens that a draft can guess, where nothing else is said."""
 
 Ids = npt.NDArray[np.int64]
 

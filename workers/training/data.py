@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from workers import checkpoint
+from workers import checkpoint, json_lines
 from workers.engine.kv_cache import KVPool
 from workers.engine.loading import load_model
 from workers.engine.model import Model
@@ -171,7 +171,7 @@ def write(
         "seed": seed,
         "dtype": dtype,
     }
-    texts = None if prompts is None else _read_prompts(prompts)
+    texts = None if prompts is None else read_prompts(prompts)
     rows = _read_rows(out, options)
     if len(rows) >= answers:
         logger.info("%s holds %d answers already", out, len(rows))
@@ -199,12 +199,10 @@ def write(
         writer.close()
 
 
-def _read_prompts(file: Path) -> list[str]:
+def read_prompts(file: Path) -> list[str]:
+    """The first turns of a file of prompts; raises ValueError for a line without one, and for no lines."""
     texts = []
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        row = json.loads(line)
+    for number, row in json_lines.read(file):
         prompt = row.get("prompt") or next(iter(row.get("turns") or []), None)
         if not isinstance(prompt, str) or not prompt:
             raise ValueError(f"{file} line {number} has no text under `prompt` or `turns`")

@@ -78,6 +78,11 @@ class DistillLearner:
         law = self._teacher.law(last).exp()
         into.overlap += float(torch.minimum(logits.softmax(-1), law).sum())
 
+    def right(self, sample: Sample, most: int) -> torch.Tensor:
+        """See Ranked."""
+        guesses = self._teacher.vocabulary[self._logits(sample).topk(most).indices]
+        return guesses == self._teacher.choices(sample.last)[:, None]
+
     def first_guesses(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, Vd] for every token of the answer, and the target's states [rows, H] there."""
         rows = slice(sample.answer_from - 1, None)

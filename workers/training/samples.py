@@ -14,19 +14,21 @@ class Sample:
     """A text and the target's states; T tokens, H hidden, F three times as much.
 
     `tokens` int64 [T]; `answer_from` is where the answer begins; `last` [T, H] are the states behind the
-    last norm, `three` [T, F] those that enter three layers, where they are trained on.
+    last norm, `three` [T, F] those that enter three layers, where they are trained on. `shares` float32 [T],
+    if given, are what positions keep of their weight.
     """
 
     tokens: torch.Tensor
     answer_from: int
     last: torch.Tensor
     three: torch.Tensor | None
+    shares: torch.Tensor | None = None
 
     def weights(self) -> torch.Tensor:
         """How much each position counts, float32 [T]: position t stands for the guess of token t + 1."""
         weights = torch.full((len(self.tokens),), PROMPT_WEIGHT, device=self.tokens.device)
         weights[self.answer_from - 1 :] = 1.0
-        return weights
+        return weights if self.shares is None else weights * self.shares
 
 
 @dataclass(frozen=True, slots=True)

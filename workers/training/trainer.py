@@ -190,7 +190,7 @@ def plot(curve: list[dict[str, Any]], file: Path) -> None:
     points = [point for point in curve if point["tokens"]]
     if not points:
         return
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    figure, axes = pyplot.subplots(figsize=(8.5, 4.5), layout="constrained")
     tokens = [point["tokens"] for point in points]
     for place, rank in enumerate(Agreement.ranks):
         values = [point["agreement"][0][place] for point in points]
@@ -206,8 +206,7 @@ def plot(curve: list[dict[str, Any]], file: Path) -> None:
     axes.set_ylabel("held-out agreement with the target")
     axes.set_ylim(0, min(1.0, math.ceil(10 * axes.get_ylim()[1]) / 10))
     axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
+    figure.legend(loc="outside right upper")
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 

@@ -424,6 +424,33 @@ SPECULATION: Final = [
             )
         },
     ),
+    Panel(
+        "Online learning",
+        f"Over {WINDOW}, of draft models with online: updates that they have learned, and those of them "
+        "that were taken back because answers since then were guessed no better. Many taken back: the draft "
+        "has learned what it can.",
+        "short",
+        {
+            f"{what} {{{{application}}}}": zero(
+                workers(f"{name}_total", deployment="Draft").recent,
+                workers("leases", deployment="Draft"),
+            )
+            for what, name in (("updates", "online_updates"), ("reverts", "online_reverts"))
+        },
+    ),
+    Panel(
+        "What updates bring",
+        "Of the tokens that targets took after an update, how many the draft's first guess held: with the "
+        "update, and without it. With should be above without, or soon the update is gone.",
+        "percentunit",
+        {
+            f"{what} {{{{application}}}}": ratio(
+                workers(f"{name}_total", deployment="Draft").rate,
+                workers("online_compared_total", deployment="Draft").rate,
+            )
+            for what, name in (("with", "online_right"), ("without", "online_right_before"))
+        },
+    ),
 ]
 
 ENGINE: Final = [

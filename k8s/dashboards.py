@@ -426,9 +426,9 @@ SPECULATION: Final = [
     ),
     Panel(
         "Online learning",
-        f"Over {WINDOW}, of draft models with online: updates that they have learned, and those of them "
-        "that were taken back because answers since then were guessed no better. Many taken back: the draft "
-        "has learned what it can.",
+        f"Over {WINDOW}, of draft models with online: updates that they have learned, and how often updates "
+        "were taken back because answers since then were guessed worse. Often: what is asked changes faster "
+        "than it can be learned; leave out online.",
         "short",
         {
             f"{what} {{{{application}}}}": zero(
@@ -440,8 +440,8 @@ SPECULATION: Final = [
     ),
     Panel(
         "What updates bring",
-        "Of the tokens that targets took after an update, how many the draft's first guess held: with the "
-        "update, and without it. With should be above without, or soon the update is gone.",
+        "Of the tokens that targets took after an update, how many the draft's first guess held: with it, "
+        "and without what is not known to help. With should be above without, or it is taken back.",
         "percentunit",
         {
             f"{what} {{{{application}}}}": ratio(

@@ -1,8 +1,9 @@
 """Learning while serving: a draft learns the answers that it hears of (OSD, Liu et al., arXiv 2310.07177).
 
 An answer teaches most where the draft was wrong: what the target said there is what to guess. Prompts teach
-nothing. After a round of learning, the answers that come next are guessed with the update and without it;
-where those without it are right more often, it is taken back.
+nothing. After a round of learning, the answers that come next are guessed with the update and without it. One
+that clearly helps is what later ones are compared with; one that clearly harms is taken back. One that does
+neither stays, together with the next: what many of them do becomes clear.
 """
 
 import os
@@ -33,11 +34,10 @@ MOST_ANSWERS: Final = 128
 """The same where learning has not helped for long; no more are remembered."""
 
 MOST_COMPARED: Final = 512
-"""Tokens after which an update is judged that makes no clear difference."""
+"""Tokens on which an update is compared that makes no clear difference."""
 
 _RANK: Final = 32
-_LEARNING_RATE: Final = 5e-4
-_TEXTS_PER_STEP: Final = 2
+_LEARNING_RATE: Final = 1.5e-3
 _RIGHT: Final = 0.1
 """How much a token counts that was guessed, beside one that was not."""
 
@@ -87,6 +87,7 @@ class OnlineStudent:
         module.lm_head.to(torch.bfloat16)
         self._served = self._copy()
         self._before: Updates | None = None
+        self._judging = False
         self._lead = self._differ = self._compared = 0
         self._remembered: deque[tuple[ServedAnswer, torch.Tensor]] = deque(maxlen=MOST_ANSWERS)
         self._new, self._patience = 0, ANSWERS
@@ -94,21 +95,21 @@ class OnlineStudent:
         self._learning = Learning()
 
     def learn(self, answers: Sequence[ServedAnswer]) -> Lesson:
-        """Judge the last update on answers, remember them, and learn if it is time."""
+        """Compare on answers what was learned, remember them, and learn if it is time."""
         served = self._served
         for answer in answers:
             right = self._right(answer, self._served)
-            if self._before is not None:
+            if self._judging and self._before is not None:
                 self._judge(right, self._right(answer, self._before), self._before)
             weights = torch.where(torch.tensor(right), _RIGHT, 1.0)
             self._remembered.append((answer, weights))
             self._new += 1
-        if self._before is None and self._new >= self._patience:
+        if not self._judging and self._new >= self._patience:
             self._learn()
         return Lesson(None if self._served is served else self._served, self._learning)
 
     def _judge(self, right: list[bool], right_before: list[bool], before: Updates) -> None:
-        """Take more answers into account, and keep or take back the update once it is decided."""
+        """Take an answer into account, and decide if enough was seen."""
         self._lead += sum(right) - sum(right_before)
         self._differ += sum(a != b for a, b in zip(right, right_before, strict=True))
         self._compared += len(right)
@@ -123,13 +124,17 @@ class OnlineStudent:
         clear = self._differ >= _LEAST_DIFFERING and self._lead**2 > 4 * self._differ
         if not clear and self._compared < MOST_COMPARED:
             return
-        if self._lead < 0:
+        self._judging = False
+        if self._lead <= 0:
+            self._patience = min(MOST_ANSWERS, 2 * self._patience)
+        elif clear:
+            self._patience = ANSWERS
+        if clear:
+            self._before = None
+        if clear and self._lead < 0:
             self._served = before
             self._optimizer = self._begin()
             self._learning = replace(done, online_reverts=done.online_reverts + 1)
-        helped = clear and self._lead > 0
-        self._patience = ANSWERS if helped else min(MOST_ANSWERS, 2 * self._patience)
-        self._before = None
 
     def _learn(self) -> None:
         """One pass over what is new, and as much of what is older."""
@@ -138,13 +143,15 @@ class OnlineStudent:
         old, new = answers[: -self._new], answers[-self._new :]
         texts = new + self._random.sample(old, min(len(old), len(new)))
         self._random.shuffle(texts)
-        for first in range(0, len(texts), _TEXTS_PER_STEP):
-            for answer, weights in texts[first : first + _TEXTS_PER_STEP]:
-                (self._loss(answer, weights) / _TEXTS_PER_STEP).backward()
+        for answer, weights in texts:
+            self._loss(answer, weights).backward()
             torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
             self._optimizer.step()
             self._optimizer.zero_grad()
-        self._before, self._served = self._served, self._copy()
+        if self._before is None:
+            self._before = self._served
+        self._served = self._copy()
+        self._judging = True
         self._lead = self._differ = self._compared = self._new = 0
         self._learning = replace(self._learning, online_updates=self._learning.online_updates + 1)
 

@@ -199,6 +199,8 @@ def test_an_answer_keeps_the_weights_that_it_began_with(weak: Path) -> None:
     assert before != guesses(1)
 
 
+# The student has the lowest priority: it may take long on a busy machine.
+@pytest.mark.timeout(900)
 async def test_a_worker_learns_beside_its_answers(
     weak: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,7 +211,7 @@ async def test_a_worker_learns_beside_its_answers(
             await h.generate(h.request(prompt, max_tokens=40), speculate=False)
             for prompt in PROMPTS
         ]
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 800
         updates: list[int] = []
         while h.drafts.workers[0].status().online_compared < 200:
             assert time.monotonic() < deadline

@@ -150,6 +150,24 @@ class ModelArgs(GrowingArgs):
     vocabulary: Literal["same", "shared"] = Field(
         "same", description="shared: the draft has another tokenizer; what both have is drafted"
     )
+    online: bool = Field(
+        False,
+        description="learn from all answers that it hears of, in a process beside the draft worker",
+    )
+
+    @model_validator(mode="after")
+    def _can_learn(self) -> Self:
+        if self.online and self.placement == "target":
+            raise ValueError(
+                f"drafts: {self.name} learns beside a draft worker, not beside a target: leave out "
+                "online, or placement: target"
+            )
+        if self.online and self.vocabulary == "shared":
+            raise ValueError(
+                f"drafts: {self.name} cannot learn from tokens of another tokenizer: leave out online, or "
+                "vocabulary: shared"
+            )
+        return self
 
 
 class EagleArgs(GrowingArgs):

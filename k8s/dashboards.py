@@ -424,6 +424,33 @@ SPECULATION: Final = [
             )
         },
     ),
+    Panel(
+        "Online learning",
+        f"Over {WINDOW}, of draft models with online: updates that they have learned, and how often updates "
+        "were taken back because answers since then were guessed worse. Often: what is asked changes faster "
+        "than it can be learned; leave out online.",
+        "short",
+        {
+            f"{what} {{{{application}}}}": zero(
+                workers(f"{name}_total", deployment="Draft").recent,
+                workers("leases", deployment="Draft"),
+            )
+            for what, name in (("updates", "online_updates"), ("reverts", "online_reverts"))
+        },
+    ),
+    Panel(
+        "What updates bring",
+        "Of the tokens that targets took after an update, how many the draft's first guess held: with it, "
+        "and without what is not known to help. With should be above without, or it is taken back.",
+        "percentunit",
+        {
+            f"{what} {{{{application}}}}": ratio(
+                workers(f"{name}_total", deployment="Draft").rate,
+                workers("online_compared_total", deployment="Draft").rate,
+            )
+            for what, name in (("with", "online_right"), ("without", "online_right_before"))
+        },
+    ),
 ]
 
 ENGINE: Final = [

@@ -212,7 +212,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "resumed", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_committed", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "rate", "waits_in_vain", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "prefix_queries", "prefix_hits")
+    __slots__ = ("running_sessions", "waiting_sessions", "leases", "kv_slots", "kv_free_slots", "preemptions", "resumed", "steps", "rows", "shared_steps", "proposals_used", "proposals_rebased", "proposals_dropped", "tokens_committed", "tokens_drafted", "tokens_accepted", "nodes_priced_out", "waits", "wait_ns", "step_ns", "price", "rate", "waits_in_vain", "drift", "proposals", "hits", "proposals_again", "draft_ns", "growth_ns", "online_updates", "online_reverts", "online_compared", "online_right", "online_right_before", "prefix_queries", "prefix_hits")
     RUNNING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,11 @@ class WorkerStatus(_message.Message):
     PROPOSALS_AGAIN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NS_FIELD_NUMBER: _ClassVar[int]
     GROWTH_NS_FIELD_NUMBER: _ClassVar[int]
+    ONLINE_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    ONLINE_REVERTS_FIELD_NUMBER: _ClassVar[int]
+    ONLINE_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    ONLINE_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    ONLINE_RIGHT_BEFORE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     running_sessions: int
@@ -273,9 +278,14 @@ class WorkerStatus(_message.Message):
     proposals_again: int
     draft_ns: int
     growth_ns: int
+    online_updates: int
+    online_reverts: int
+    online_compared: int
+    online_right: int
+    online_right_before: int
     prefix_queries: int
     prefix_hits: int
-    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., resumed: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_committed: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., rate: _Optional[float] = ..., waits_in_vain: _Optional[int] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
+    def __init__(self, running_sessions: _Optional[int] = ..., waiting_sessions: _Optional[int] = ..., leases: _Optional[int] = ..., kv_slots: _Optional[int] = ..., kv_free_slots: _Optional[int] = ..., preemptions: _Optional[int] = ..., resumed: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., shared_steps: _Optional[int] = ..., proposals_used: _Optional[int] = ..., proposals_rebased: _Optional[int] = ..., proposals_dropped: _Optional[int] = ..., tokens_committed: _Optional[int] = ..., tokens_drafted: _Optional[int] = ..., tokens_accepted: _Optional[int] = ..., nodes_priced_out: _Optional[int] = ..., waits: _Optional[int] = ..., wait_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., price: _Optional[float] = ..., rate: _Optional[float] = ..., waits_in_vain: _Optional[int] = ..., drift: _Optional[float] = ..., proposals: _Optional[int] = ..., hits: _Optional[int] = ..., proposals_again: _Optional[int] = ..., draft_ns: _Optional[int] = ..., growth_ns: _Optional[int] = ..., online_updates: _Optional[int] = ..., online_reverts: _Optional[int] = ..., online_compared: _Optional[int] = ..., online_right: _Optional[int] = ..., online_right_before: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("tokens", "parents", "scores", "laws")

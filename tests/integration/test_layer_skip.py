@@ -16,7 +16,7 @@ from workers.draft import skips
 from workers.draft.config import LayerSkipConfig
 from workers.draft.drafter import Ask
 from workers.draft.drafters import make
-from workers.draft.drafters.layer_skip import LayerSkipDrafter, LayerSkipSession
+from workers.draft.drafters.layer_skip import LayerSkipDrafter
 from workers.engine.loading import load_model
 from workers.engine.model import Model
 from workers.request import SamplingParams
@@ -74,9 +74,7 @@ def test_online_search_leaves_a_bad_set_between_answers() -> None:
     before = made._sessions[0]
     made.open(1, PROMPTS[0], GREEDY)
     after = made._sessions[1]
-    assert isinstance(before, LayerSkipSession)
-    assert isinstance(after, LayerSkipSession)
-    assert before.part is not after.part
+    assert before.model is not after.model
     # Both at once, in one pass of each.
     made.observe(0, [5], ())
     both = made.propose([Ask(0, 8, 8, chain=False), Ask(1, 8, 8, chain=False)])
@@ -95,7 +93,7 @@ async def test_an_answer_keeps_the_set_that_it_began_with() -> None:
         requests = [h.request(PROMPTS[i], seed=i, max_tokens=60) for i in range(3)]
         alone = [await h.generate(request, speculate=False) for request in requests]
         opened = drafter.make_session
-        parts = iter([drafter._part, host.part(skips.kept((3,), host.num_layers))] * 2)
+        parts = iter([drafter.model, host.part(skips.kept((3,), host.num_layers))] * 2)
         drafter.make_session = lambda sampling: with_part(opened(sampling), next(parts))  # type: ignore[method-assign]
         together = await asyncio.gather(*(h.generate(request) for request in requests))
         for answer, expected in zip(together, alone, strict=True):
@@ -111,7 +109,7 @@ def test_sets_come_from_files_and_are_checked(tmp_path: Path) -> None:
     def layers(**options: Any) -> int:
         made = make(config(**options), target, host)
         assert isinstance(made, LayerSkipDrafter)
-        return made._part.num_layers
+        return made.model.num_layers
 
     skips.save(tmp_path / "skip.json", (4, 1), {})
     assert layers(skip=str(tmp_path / "skip.json")) == host.num_layers - 2
@@ -137,5 +135,5 @@ def drafter_of(h: Any) -> LayerSkipDrafter:
 
 
 def with_part(session: Any, part: Model) -> Any:
-    session.part = part
+    session.model = part
     return session

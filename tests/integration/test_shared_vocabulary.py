@@ -61,6 +61,7 @@ def test_another_tokenizer_needs_consent() -> None:
         dtype="float32",
         device="cpu",
         shared_vocabulary=False,
+        online=False,
         width=4,
         steps=3,
         floor=0.0,

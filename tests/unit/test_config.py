@@ -121,6 +121,24 @@ def test_the_shipped_file_is_right() -> None:
         ),
         (
             "applications.0.args.drafts",
+            [{"name": "a", "kind": "model", "model": "x/y", "online": True, "placement": "target"}],
+            "a learns beside a draft worker, not beside a target",
+        ),
+        (
+            "applications.0.args.drafts",
+            [
+                {
+                    "name": "a",
+                    "kind": "model",
+                    "model": "x/y",
+                    "online": True,
+                    "vocabulary": "shared",
+                }
+            ],
+            "a cannot learn from tokens of another tokenizer",
+        ),
+        (
+            "applications.0.args.drafts",
             [{"name": "a", "kind": "suffix", "lern": True}],
             "did you mean 'learn'",
         ),

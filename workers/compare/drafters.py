@@ -26,7 +26,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "lookup": {},
     "suffix": _COUNTING,
     "datastore": _COUNTING,
-    "model": {**_GROWING, "shared_vocabulary": False},
+    "model": {**_GROWING, "shared_vocabulary": False, "online": False},
     "eagle": {**_GROWING, "window": 512},
     "layer_skip": {**_TREE, "skip": None, "online": False},
     "early_exit": {**_TREE, "model": None, "layers": None},

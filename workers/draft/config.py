@@ -45,7 +45,8 @@ class ModelConfig:
     """A draft model.
 
     `model` is a reference as in `workers.checkpoint`, or a folder with a cut draft. `shared_vocabulary`
-    allows another tokenizer than the target's. `width` rows a session are expanded at once, `steps` times a
+    allows another tokenizer than the target's. With `online` it learns from what is committed, where its
+    tokenizer is the target's. `width` rows a session are expanded at once, `steps` times a
     proposal; guesses less likely than `floor` are not looked behind. `num_slots` tokens fit into its cache.
     """
 
@@ -54,6 +55,7 @@ class ModelConfig:
     dtype: str
     device: str
     shared_vocabulary: bool
+    online: bool
     width: int
     steps: int
     floor: float

@@ -91,11 +91,6 @@ def save_cut(folder: Path, config: CutConfig, tensors: dict[str, torch.Tensor]) 
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS_FILE)
 
 
-def load_cut(folder: Path, dtype: str, device: str) -> CutModel:
-    """Cut the target's weights and apply what was trained; raises CheckpointError."""
-    return wrap_cut(folder, *load_cut_module(folder, dtype, device))
-
-
 def wrap_cut(folder: Path, module: Any, vocabulary: torch.Tensor) -> CutModel:
     """Make what `load_cut_module` has loaded a model of the engine."""
     base_folder = checkpoint.resolve(read_config(folder).base)

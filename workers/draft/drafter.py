@@ -35,6 +35,17 @@ class Ask:
         return min(limits.MAX_TREE_NODES, limits.LOOKAHEAD * self.max_nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """What a drafter that learns while it serves has done since its start: fields of WorkerStatus."""
+
+    online_updates: int = 0
+    online_reverts: int = 0
+    online_compared: int = 0
+    online_right: int = 0
+    online_right_before: int = 0
+
+
 class Drafter(ABC):
     """Proposes token trees for many sessions. After `warm_up` all calls come from one thread.
 
@@ -51,6 +62,11 @@ class Drafter(ABC):
     feature_width: int = 0
     feature_kind: FeatureKind | None = None
     reads_choices: bool = False
+
+    @property
+    def learning(self) -> Learning:
+        """What it has learned while it served."""
+        return Learning()
 
     def warm_up(self) -> None:
         """Do once what takes long the first time, before there is any session."""
@@ -79,6 +95,10 @@ class Drafter(ABC):
     @abstractmethod
     def close(self, session: int) -> None:
         """The session is over."""
+
+    def end(self) -> None:
+        """The drafter is over; no other call follows."""
+        return
 
     def recall(self, ask: Ask) -> TokenTree | None:
         """What is known for a session without drafting anew: a hit, or None."""

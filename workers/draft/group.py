@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workers.draft import drafters
 from workers.draft.config import DrafterConfig, WeightedConfig
-from workers.draft.drafter import Drafter
+from workers.draft.drafter import Drafter, Learning
 from workers.draft.loop import DraftCounters, DraftLoop
 from workers.draft.session import DraftSession
 from workers.rpc import messages as m
@@ -76,9 +76,13 @@ class DrafterGroup:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What all drafters have done, by the names of DraftCounters."""
-        every = [asdict(loop.counters) for loop in self._loops.values()]
-        return {field.name: sum(c[field.name] for c in every) for field in fields(DraftCounters)}
+        """What all drafters have done, by the names of DraftCounters and Learning."""
+        every = [
+            {**asdict(loop.counters), **asdict(loop.drafter.learning)}
+            for loop in self._loops.values()
+        ]
+        names = [field.name for field in (*fields(DraftCounters), *fields(Learning))]
+        return {name: sum(counters[name] for counters in every) for name in names}
 
     def start(self) -> None:
         """Start the threads."""

@@ -77,6 +77,8 @@ class DraftLoop:
             self._condition.notify()
         if self._thread.ident is not None:
             self._thread.join()
+        else:
+            self.drafter.end()
 
     def stop_when_idle(self) -> bool:
         """Take no new sessions, and end the thread with the last one; whether that is now."""
@@ -113,6 +115,12 @@ class DraftLoop:
             from workers.engine.threads import use_threads
 
             use_threads(self._num_threads)
+        try:
+            self._work()
+        finally:
+            self.drafter.end()
+
+    def _work(self) -> None:
         while True:
             with self._condition:
                 while not (self._has_news() or self._growing):

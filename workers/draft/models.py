@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
@@ -44,13 +45,10 @@ def load(reference: str, dtype: str, device: str, target: str | None) -> DraftMo
     is then guessed. Raises CheckpointError, UnsupportedModel or SelfCheckError.
     """
     folder = checkpoint.resolve(reference)
-    if cut.is_cut(folder):
-        made = cut.load_cut(folder, dtype, device)
-        return DraftModel(made.model, made.vocabulary_fingerprint, made.ids)
+    if target is None or cut.is_cut(folder):
+        return wrap_draft(reference, *load_draft_module(reference, dtype, device))
     model = wrap(load_module(folder, dtype, device), folder.name)
     tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
-    if target is None:
-        return DraftModel(model, vocabulary_fingerprint(tokenizer))
     theirs = AutoTokenizer.from_pretrained(checkpoint.resolve(target)).backend_tokenizer
     shared = SharedVocabulary(theirs, tokenizer)
     return DraftModel(
@@ -60,3 +58,21 @@ def load(reference: str, dtype: str, device: str, target: str | None) -> DraftMo
         columns=torch.tensor(shared.draft_ids),
         shared=shared,
     )
+
+
+def load_draft_module(reference: str, dtype: str, device: str) -> tuple[Any, torch.Tensor | None]:
+    """A draft as one of transformers' models, and the target's ids of what it guesses if it is cut."""
+    folder = checkpoint.resolve(reference)
+    if cut.is_cut(folder):
+        return cut.load_cut_module(folder, dtype, device)
+    return load_module(folder, dtype, device), None
+
+
+def wrap_draft(reference: str, module: Any, ids: torch.Tensor | None) -> DraftModel:
+    """The draft model of what `load_draft_module` has loaded."""
+    folder = checkpoint.resolve(reference)
+    if ids is not None:
+        made = cut.wrap_cut(folder, module, ids)
+        return DraftModel(made.model, made.vocabulary_fingerprint, made.ids)
+    tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    return DraftModel(wrap(module, folder.name), vocabulary_fingerprint(tokenizer))

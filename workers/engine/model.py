@@ -61,6 +61,7 @@ class Model:
 
     def __init__(self, module: Any, info: ModelInfo, examined: Examined) -> None:
         self.info = info
+        self._examined = examined
         self.device = module.device
         self.kv_shape = examined.kv_shape
         self.backend = attention.choose_backend(self.kv_shape)
@@ -95,6 +96,10 @@ class Model:
         count = len(layers) + (ending is not None)
         part.kv_shape = replace(self.kv_shape, layers=count, feature_width=0)
         return part
+
+    def renewed(self, module: Any) -> "Model":
+        """The model of a module that differs in its weights only; their caches are of one kind."""
+        return Model(module, self.info, self._examined)
 
     def pool(self, num_slots: int) -> KVPool:
         """A KV cache of this many slots for this model."""

@@ -10,6 +10,7 @@ python -m workers.training early_exit   an adapter behind the target's first lay
 python -m workers.training skip_search  which layers the target can draft without
 python -m workers.training evaluate     how often a trained draft is right
 python -m workers.training recommend    which method to take, and why
+python -m workers.training rehearse     what a draft would learn from a stream of answers while it serves
 """
 
 import argparse
@@ -37,7 +38,7 @@ from workers.draft.eagle import load_head, new_head
 from workers.draft.medusa import load_heads, new_heads
 from workers.engine.loading import load_model, load_module, resolve_dtype
 from workers.request import SamplingParams
-from workers.training import boost, data, recommend
+from workers.training import boost, data, recommend, rehearsal
 from workers.training.accuracies import measure
 from workers.training.corpus import DRAFT_VOCABULARY, Corpus, draft_vocabulary, epochs
 from workers.training.distill import (
@@ -92,6 +93,8 @@ def main(arguments: Sequence[str]) -> int:
             _boost(options)
         elif options.command == "recommend":
             _recommend(options)
+        elif options.command == "rehearse":
+            _rehearse(options)
         else:
             _train(options)
     except (ValueError, OSError, Broken) as error:
@@ -360,6 +363,15 @@ def _recommend(options: argparse.Namespace) -> None:
     print(recommend.measured(whole, settings, drafters, advice, options.placement))
 
 
+def _rehearse(options: argparse.Namespace) -> None:
+    corpus = Corpus(options.corpus, options.max_length)
+    texts = [corpus[text] for text in range(min(len(corpus), options.texts))]
+    made = rehearsal.rehearse(
+        options.draft, texts, options.dtype, options.rows, options.window, options.seed
+    )
+    rehearsal.write(options.out, *made)
+
+
 def _medusa(
     options: argparse.Namespace, material: Material, vocabulary: torch.Tensor
 ) -> MedusaLearner:
@@ -600,13 +612,32 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("out/recommend"),
         help="folder of what is measured; a run that is broken off goes on there",
     )
+    rehearsing = commands.add_parser(
+        "rehearse", help="what a draft would learn from a stream of answers while it serves"
+    )
+    _add_run(rehearsing)
+    rehearsing.add_argument("--draft", required=True, help="package://…, a path or a hub id")
+    rehearsing.add_argument(
+        "--corpus", type=Path, nargs="+", required=True, help=".npz of `data --temperature 0`"
+    )
+    rehearsing.add_argument("--out", type=Path, required=True, help="folder for table and plot")
+    rehearsing.add_argument("--texts", type=int, default=100, help="use the first so many texts")
+    rehearsing.add_argument("--max-length", type=int, default=512, help="tokens of a text at most")
+    rehearsing.add_argument("--rows", type=int, default=5, help="drafted rows of a pass")
+    rehearsing.add_argument("--window", type=int, default=10, help="answers of a row of the table")
     return parser
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, help="package://…, a path or a hub id")
-    parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    _add_run(parser)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dtype", default="auto", help="of the target, or of the draft that serves"
+    )
     parser.add_argument("--num-threads", type=int, help="of torch on CPU")
     parser.add_argument("--seed", type=int, default=0)
 

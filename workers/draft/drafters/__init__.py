@@ -33,6 +33,7 @@ from workers.vocabulary import fingerprint_of, vocabulary_fingerprint
 
 if TYPE_CHECKING:
     # A worker whose drafters have no model needs no torch.
+    from workers.draft.models import DraftModel
     from workers.engine.model import Model
 
 
@@ -90,9 +91,32 @@ def _model_drafter(config: ModelConfig, target: str) -> Drafter:
     from workers.draft import models
     from workers.draft.drafters.model import ModelDrafter
 
+    if config.online:
+        return _online_drafter(config, target)
     draft = models.load(
         config.model, config.dtype, config.device, target if config.shared_vocabulary else None
     )
+    _check_vocabulary(config, draft, target)
+    return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
+
+
+def _online_drafter(config: ModelConfig, target: str) -> Drafter:
+    from workers.draft import models, updates
+    from workers.draft.drafters.online import OnlineDrafter
+    from workers.draft.learner import ProcessLearner
+
+    module, ids = models.load_draft_module(config.model, config.dtype, config.device)
+    if config.shared_vocabulary or not updates.learnable(module):
+        why = "has another tokenizer" if config.shared_vocabulary else "has no linear layers"
+        raise ValueError(f"drafter {config.name!r} cannot learn: its model {why}; leave out online")
+    draft = models.wrap_draft(config.model, updates.updated(module, {}), ids)
+    _check_vocabulary(config, draft, target)
+    learner = ProcessLearner(config.model, module, draft.model)
+    tree = (config.num_slots, config.width, config.steps, config.floor)
+    return OnlineDrafter(draft, learner, *tree)
+
+
+def _check_vocabulary(config: ModelConfig, draft: "DraftModel", target: str) -> None:
     tokenizer = _tokenizer(target)
     if draft.vocabulary_fingerprint != vocabulary_fingerprint(tokenizer):
         raise ValueError(
@@ -100,7 +124,6 @@ def _model_drafter(config: ModelConfig, target: str) -> Drafter:
             f"tokens, the target one of {tokenizer.get_vocab_size()}, and they differ; give a draft "
             "with the target's tokenizer, or set vocabulary: shared to draft what both have"
         )
-    return ModelDrafter(draft, config.num_slots, config.width, config.steps, config.floor)
 
 
 def _eagle_drafter(config: EagleConfig, target: str) -> Drafter:

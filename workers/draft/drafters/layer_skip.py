@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
 from workers.draft import skips
 from workers.draft.drafters.model import ModelDrafter, ModelSession
 from workers.draft.growth import Grown
@@ -33,14 +31,10 @@ _LEAST_DIFFERING: Final = 12
 
 
 class LayerSkipSession(ModelSession):
-    """`part` are the layers that draft this answer, to its end.
+    """`recent` are the answer's last tokens, `opened` how many it began with."""
 
-    `recent` are its last tokens, `opened` how many it began with.
-    """
-
-    def __init__(self, pool: KVPool, sampling: SamplingParams, part: Model) -> None:
-        super().__init__(pool, sampling)
-        self.part = part
+    def __init__(self, pool: KVPool, sampling: SamplingParams, model: Model) -> None:
+        super().__init__(pool, sampling, model)
         self.recent: deque[int] = deque(maxlen=WINDOW)
         self.opened = 0
 
@@ -65,12 +59,10 @@ class LayerSkipDrafter(ModelDrafter):
         part = host.part(skips.kept(skip, host.num_layers))
         super().__init__(DraftModel(part, vocabulary_fingerprint), num_slots, width, steps, floor)
         self._search = SkipSearch(host, skip, part) if online else None
-        self._part = part
 
     def make_session(self, sampling: SamplingParams) -> LayerSkipSession:
         """See TreeDrafter."""
-        part = self._part if self._search is None else self._search.part
-        return LayerSkipSession(self._pool, sampling, part)
+        return LayerSkipSession(self._pool, sampling, self.model)
 
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """See Drafter."""
@@ -82,25 +74,12 @@ class LayerSkipDrafter(ModelDrafter):
         self._mine(session).recent.extend(session.pending)
         return super().take(session)
 
-    def run(self, work: Sequence[tuple[ModelSession, SequenceRows]]) -> torch.Tensor:
-        """See TreeDrafter."""
-        parts = {id(self._mine(session).part): self._mine(session).part for session, _ in work}
-        if len(parts) == 1:
-            (part,) = parts.values()
-            return part.forward(RowBatch([rows for _, rows in work]))
-        logits: list[torch.Tensor] = [torch.empty(0)] * len(work)
-        for part in parts.values():
-            own = [i for i, (session, _) in enumerate(work) if self._mine(session).part is part]
-            made = part.forward(RowBatch([work[i][1] for i in own]))
-            for i, rows in zip(own, made.split([len(work[i][1].wanted) for i in own]), strict=True):
-                logits[i] = rows
-        return torch.cat(logits)
-
     def close(self, session: int) -> None:
         """See Drafter; an answer that is over says which set would have drafted it better."""
         try:
             if self._search is not None:
                 self._search.judge(self._mine(self._sessions[session]), self._pool)
+                self.model = self._search.part
         finally:
             super().close(session)
 

@@ -10,20 +10,25 @@ from workers.draft.drafters.tree_drafter import TreeDrafter, TreeSession
 from workers.draft.growth import Grown
 from workers.draft.models import DraftModel
 from workers.engine.kv_cache import KVPool
+from workers.engine.model import Model
 from workers.engine.rows import RowBatch, SequenceRows
 from workers.request import SamplingParams
 
 
 class ModelSession(TreeSession):
-    """`unread` tokens, in the draft's vocabulary, are committed but not in its cache yet."""
+    """`model` drafts this answer to its end; `unread` tokens, as it reads them, are not in its cache yet."""
 
-    def __init__(self, pool: KVPool, sampling: SamplingParams) -> None:
+    def __init__(self, pool: KVPool, sampling: SamplingParams, model: Model) -> None:
         super().__init__(pool, sampling)
+        self.model = model
         self.unread: list[int] = []
 
 
 class ModelDrafter(TreeDrafter[ModelSession]):
-    """Drafts with a model of its own; rows of the tree that were right stay in its cache."""
+    """Drafts with a model of its own; rows of the tree that were right stay in its cache.
+
+    Where another model, of the same kind, takes the place of `model`, it drafts the answers that begin then.
+    """
 
     def __init__(
         self, draft: DraftModel, num_slots: int, width: int, steps: int, floor: float
@@ -31,11 +36,12 @@ class ModelDrafter(TreeDrafter[ModelSession]):
         pool = draft.model.pool(num_slots)
         super().__init__(pool, draft.model.info.max_model_len, draft.ids, width, steps, floor)
         self.vocabulary_fingerprint = draft.vocabulary_fingerprint
+        self.model = draft.model
         self._draft = draft
 
     def make_session(self, sampling: SamplingParams) -> ModelSession:
         """See TreeDrafter."""
-        return ModelSession(self._pool, sampling)
+        return ModelSession(self._pool, sampling, self.model)
 
     def take(self, session: ModelSession) -> Grown:
         """See TreeDrafter."""
@@ -53,8 +59,17 @@ class ModelDrafter(TreeDrafter[ModelSession]):
 
     def run(self, work: Sequence[tuple[ModelSession, SequenceRows]]) -> torch.Tensor:
         """See TreeDrafter."""
-        logits = self._draft.model.forward(RowBatch([rows for _, rows in work]))
-        return self._draft.guesses(logits)
+        models = {id(session.model): session.model for session, _ in work}
+        if len(models) == 1:
+            (model,) = models.values()
+            return self._draft.guesses(model.forward(RowBatch([rows for _, rows in work])))
+        logits: list[torch.Tensor] = [torch.empty(0)] * len(work)
+        for model in models.values():
+            own = [i for i, (session, _) in enumerate(work) if session.model is model]
+            made = self._draft.guesses(model.forward(RowBatch([work[i][1] for i in own])))
+            for i, rows in zip(own, made.split([len(work[i][1].wanted) for i in own]), strict=True):
+                logits[i] = rows
+        return torch.cat(logits)
 
     def encode(self, tokens: Sequence[int]) -> list[int]:
         """See TreeDrafter."""

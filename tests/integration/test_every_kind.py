@@ -63,7 +63,7 @@ def case(kind: str, dtype: str, folder: Path) -> Case:
             tiny.datastore(folder, [[65, 66, 67, 65, 65, 66, 66, 67, 67] * 3])
             return Case(DatastoreConfig("own", str(folder), False, 0), learned, REPEATING)
         case "model":
-            options = {**GROWS, **loaded, "shared_vocabulary": False}
+            options = {**GROWS, **loaded, "shared_vocabulary": False, "online": False}
             return Case(ModelConfig("own", str(tiny.shaken(1)), **options), learned, {})
         case "eagle":
             options = {**GROWS, **loaded, "window": 512}

@@ -33,6 +33,7 @@ from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, 
 from deployments.openai.served_by import ServedBy
 from deployments.round import GenerationRequest, Piece
 from workers import limits
+from workers.prediction import Alignment
 from workers.request import SamplingParams
 from workers.rpc.errors import InvalidRequest, ServiceError, Unavailable
 
@@ -89,6 +90,9 @@ def make_app(
         max_tokens = body.max_completion_tokens or body.max_tokens
         form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
         options = _options(form.request_id, "chat", body, max_tokens, logprobs)
+        if body.prediction is not None:
+            expected = await model.tokenizer.encode(body.prediction.text, add_special_tokens=False)
+            options = replace(options, prediction=tuple(expected))
         return await _answer(service, model, request, body, form, [prompt], options)
 
     @app.post("/v1/completions", response_model=None)
@@ -194,7 +198,8 @@ async def _answer(
     for index, prompt in enumerate(prompts):
         for asked in model.requests(prompt, options, "" if key is None else key.id, answers):
             requests.append(asked)
-            choices.append(Choice(asked.prompt, index))
+            predicted = None if options.prediction is None else Alignment(options.prediction)
+            choices.append(Choice(asked.prompt, index, predicted))
     admitted = service.gate.admit(key, len(choices))
     pieces = until_disconnect(request, _generate(admitted, model, requests, choices))
     if body.stream:
@@ -210,7 +215,7 @@ async def _answer(
     try:
         async for index, piece in pieces:
             _append(whole[index], piece)
-            choices[index].tokens += piece.tokens
+            choices[index].came(piece.tokens)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     answer = form.whole(choices, whole)
@@ -278,7 +283,7 @@ async def _events(
                 yield _event(opening)
         async for index, piece in _chain(first, rest):
             chunk = form.piece_chunk(index, choices[index], piece)
-            choices[index].tokens += piece.tokens
+            choices[index].came(piece.tokens)
             unfinished -= piece.finished is not None
             if continuous:
                 chunk["usage"] = usage([choices[index]])

@@ -1,8 +1,17 @@
 """Bodies of requests. What is not supported is refused by name; neutral values are accepted."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from workers import limits
 from workers.request import Mode, Verification
@@ -165,6 +174,31 @@ class TextPart(BaseModel):
     type: Literal["text"]
     text: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"{kind} parts are not supported: this server reads text only")
+        return part
+
+
+def _form(content: Any) -> str:
+    """So that an error speaks of the form that was meant; no identifiers, which would look like fields."""
+    return "a list" if isinstance(content, list) else "a string"
+
+
+Content = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[list[TextPart], Tag("a list")],
+    Discriminator(_form),
+]
+"""A text, whole or in parts."""
+
+
+def joined(content: str | Sequence[TextPart]) -> str:
+    """The text of a content."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
 
 class ChatMessage(BaseModel):
     """One message of a conversation."""
@@ -172,20 +206,36 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Content
 
     def rendered(self) -> dict[str, str]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return {"role": role, "content": self.content}
-        return {"role": role, "content": "".join(part.text for part in self.content)}
+        return {"role": role, "content": joined(self.content)}
+
+
+class Prediction(BaseModel):
+    """Most of what the answer will probably say, such as a text that is to be edited."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return joined(self.content)
 
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    prediction: Prediction | None = Field(
+        None,
+        description="what the answer will probably say; it is drafted from, and changes nothing",
+    )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None

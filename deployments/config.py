@@ -435,6 +435,10 @@ class CoordinatorThresholds(Strict):
         "of user_config",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="size of an HTTP body at most")
+    allowed_origins: tuple[str, ...] = Field(
+        (),
+        description='origins whose web pages may call, such as "https://chat.example.org"; "*": all (CORS)',
+    )
     mode: Mode = Field(
         DEFAULT_MODE,
         description="what drafters on draft workers do while the target verifies, where a request "

@@ -233,7 +233,7 @@ class ServedModel:
             raise InvalidRequest(
                 "priority needs a target with scheduling_policy: priority", "priority"
             )
-        self._check_ids("stop_token_ids", options.stop_token_ids)
+        self.check_ids("stop_token_ids", options.stop_token_ids)
         # A request without a seed gets one, so that whoever goes on with it goes on with the same.
         seed = secrets.randbits(63)
         try:
@@ -308,7 +308,7 @@ class ServedModel:
         info = self.info
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
-        self._check_ids("prompt", prompt)
+        self.check_ids("prompt", prompt)
         if len(prompt) >= info.max_model_len:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; the model's length is {info.max_model_len} "
@@ -316,7 +316,8 @@ class ServedModel:
                 "prompt",
             )
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+    def check_ids(self, name: str, ids: Sequence[int]) -> None:
+        """Raise InvalidRequest, naming the parameter, unless these are ids of the model's tokens."""
         vocab_size = self.info.vocab_size
         for token in ids:
             if not 0 <= token < vocab_size:
@@ -337,7 +338,7 @@ class ServedModel:
         if merged.get("top_k") == -1:
             merged["top_k"] = 0
         bias = sorted(dict(merged.get("logit_bias") or {}).items())
-        self._check_ids("logit_bias", [token for token, _ in bias])
+        self.check_ids("logit_bias", [token for token, _ in bias])
         merged["logit_bias"] = tuple(bias)
         return merged
 

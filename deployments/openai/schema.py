@@ -1,6 +1,6 @@
 """Bodies of requests. What is not supported is refused by name; neutral values are accepted."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import (
@@ -61,6 +61,30 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_cache_key": (),
     "verbosity": ("medium",),
 }
+
+
+# As _NEUTRAL, in messages: what clients send back of an answer of OpenAI's.
+_NEUTRAL_IN_MESSAGES: Final[dict[str, tuple[Any, ...]]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+}
+
+
+def _without_neutral(
+    given: Any, known: Container[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> Any:
+    """What is given less what asks for nothing; raises ValueError for what is not supported."""
+    if not isinstance(given, dict):
+        return given
+    kept = {}
+    for name, value in given.items():
+        if name in known or name not in neutral:
+            kept[name] = value
+        elif value is not None and value not in neutral[name]:
+            accepted = ", ".join(["null", *(repr(v) for v in neutral[name])])
+            raise ValueError(f"{name} is not supported; only {accepted} can be given")
+    return kept
 
 
 class StreamOptions(BaseModel):
@@ -144,16 +168,8 @@ class GenerationBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        kept = {}
-        for name, value in body.items():
-            if name in cls.model_fields or name not in _NEUTRAL:
-                kept[name] = value
-            elif value is not None and value not in _NEUTRAL[name]:
-                accepted = ", ".join(["null", *(repr(v) for v in _NEUTRAL[name])])
-                raise ValueError(f"{name} is not supported; only {accepted} can be given")
-        if kept.get("speculation") is None:
+        kept = _without_neutral(body, cls.model_fields, _NEUTRAL)
+        if isinstance(kept, dict) and kept.get("speculation") is None:
             kept.pop("speculation", None)
         return kept
 
@@ -183,19 +199,49 @@ class TextPart(BaseModel):
         return part
 
 
+class RefusalPart(BaseModel):
+    """A part of an assistant's message, in which it refuses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
+
+
+# Names of the forms that a value may have, so that an error speaks of the one that was meant. They are no
+# identifiers, which would look like fields.
 def _form(content: Any) -> str:
-    """So that an error speaks of the form that was meant; no identifiers, which would look like fields."""
     return "a list" if isinstance(content, list) else "a string"
 
 
+def _form_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "a refusal" if kind == "refusal" else "a text"
+
+
+_Part = Annotated[
+    Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
+    Discriminator(_form_of_part),
+]
 Content = Annotated[
     Annotated[Text, Tag("a string")] | Annotated[list[TextPart], Tag("a list")],
     Discriminator(_form),
 ]
 """A text, whole or in parts."""
 
+MessageContent = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[list[_Part], Tag("a list")],
+    Discriminator(_form),
+]
+"""A text, whole or in parts; an assistant's may refuse."""
 
-def joined(content: str | Sequence[TextPart]) -> str:
+
+def joined(content: str | Sequence[TextPart | RefusalPart]) -> str:
     """The text of a content."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -206,12 +252,33 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: MessageContent | None = None
+    name: Text | None = Field(None, description="who speaks, for templates that tell the model")
+    refusal: Text | None = Field(None, description="what an assistant said instead of a content")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, message: Any) -> Any:
+        return _without_neutral(message, cls.model_fields, _NEUTRAL_IN_MESSAGES)
+
+    @model_validator(mode="after")
+    def _check_speaker(self) -> "ChatMessage":
+        if self.role == "assistant":
+            return self
+        if self.content is None:
+            raise ValueError(
+                f"a {self.role} message needs a content; only an assistant's may be null"
+            )
+        if self.refusal is not None or any(isinstance(part, RefusalPart) for part in self.content):
+            raise ValueError(f"a {self.role} message cannot refuse; only an assistant's can")
+        return self
 
     def rendered(self) -> dict[str, str]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": joined(self.content)}
+        content = self.refusal or "" if self.content is None else joined(self.content)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": content, **named}
 
 
 class Prediction(BaseModel):
@@ -277,3 +344,40 @@ class CompletionBody(GenerationBody):
         if all(isinstance(part, int) for part in self.prompt):
             return [cast(list[int], self.prompt)]
         return list(cast(list[str] | list[list[int]], self.prompt))
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a prompt as completions take it, or messages as chats take them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = Field(
+        None, description="around the text; left out: for a prompt, not for messages"
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = Field(
+        None, description="add the tokens as the vocabulary has them"
+    )
+
+    @model_validator(mode="after")
+    def _check_what_is_given(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} needs messages")
+        return self
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Text | None = None
+    tokens: list[int]

@@ -19,8 +19,8 @@ _MAX_MATCH: Final = 16
 _OCCURRENCES: Final = 32
 """Places of each side that are looked at, the nearest."""
 
-_PRIOR_RIGHT: Final = 4
-_PRIOR_WRONG: Final = 1
+_PRIOR: Final = 4
+"""Tokens that a stretch of the prediction is right for before anything is known, less where it was not."""
 
 
 class Alignment:
@@ -33,8 +33,7 @@ class Alignment:
         self.tokens = tuple(tokens)
         self._at: int | None = 0
         self._left = 0
-        self._right = _PRIOR_RIGHT
-        self._wrong = _PRIOR_WRONG
+        self._run = self._right = self._wrong = 0
         self._appeared = bytearray(len(self.tokens))
         self._tail: deque[int] = deque(maxlen=_MAX_MATCH)
 
@@ -50,6 +49,7 @@ class Alignment:
             at = self._at
             if at is not None and at < len(self.tokens):
                 if self.tokens[at] == token:
+                    self._run += 1
                     self._right += 1
                     self._stand_behind(at, at + 1)
                     continue
@@ -60,17 +60,14 @@ class Alignment:
     def upcoming(self, most: int) -> tuple[Sequence[int], list[float]]:
         """The next tokens of the prediction, at most `most`, and how likely the answer goes on up to each.
 
-        A token is right as often as those before it were, by the rule of succession.
+        What was right for r tokens is so for k more with probability r / (r + k), the rule of succession: a
+        place that was only just found has to prove itself before it is followed far.
         """
         if self._at is None:
             return (), []
         tokens = self.tokens[self._at : self._at + most]
-        scores, score, right = [], 1.0, self._right
-        for _ in tokens:
-            score *= right / (right + self._wrong)
-            right += 1
-            scores.append(score)
-        return tokens, scores
+        right = self._run + min(_PRIOR, (_PRIOR + self._right) / (1 + self._wrong))
+        return tokens, [right / (right + ahead) for ahead in range(1, len(tokens) + 1)]
 
     @cached_property
     def _ends(self) -> dict[tuple[int, ...], list[int]]:
@@ -91,6 +88,7 @@ class Alignment:
                 (self._match(end, tail), end >= self._left, -abs(end - self._left), end)
                 for end in near
             )
+            self._run = length - _MIN_MATCH
             self._stand_behind(end - length, end)
 
     def _match(self, end: int, tail: Sequence[int]) -> int:

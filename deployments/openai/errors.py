@@ -54,7 +54,7 @@ def install(app: FastAPI) -> None:
         message = str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "json_invalid":
             message, place = f"the body is not JSON: {first['ctx']['error']}", ""
-        elif first["type"] == "model_attributes_type" and not place:
+        elif first["type"] in ("model_attributes_type", "missing") and not place:
             message = "the body must be a JSON object, sent with content-type: application/json"
         elif first["type"] == "model_attributes_type":
             message = f"{place}: must be a JSON object"

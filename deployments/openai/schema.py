@@ -269,7 +269,8 @@ class ChatMessage(BaseModel):
             raise ValueError(
                 f"a {self.role} message needs a content; only an assistant's may be null"
             )
-        if self.refusal is not None or any(isinstance(part, RefusalPart) for part in self.content):
+        parts = self.content if isinstance(self.content, list) else []
+        if self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts):
             raise ValueError(f"a {self.role} message cannot refuse; only an assistant's can")
         return self
 

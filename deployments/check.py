@@ -84,7 +84,7 @@ def busy_ports(config: dict[str, Any]) -> list[str]:
     """The ports of a config that cannot be listened on, unless a Ray Serve of ours is there already."""
     options = config.get("http_options") or {}
     host, port = options.get("host", "0.0.0.0"), options.get("port", 8000)
-    if _serve_answers("127.0.0.1" if host == "0.0.0.0" else host, port):
+    if serve_answers("127.0.0.1" if host == "0.0.0.0" else host, port):
         return []
     grpc_port = (config.get("grpc_options") or {}).get("port", 9000)
     return [
@@ -97,7 +97,7 @@ def busy_ports(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def _serve_answers(host: str, port: int) -> bool:
+def serve_answers(host: str, port: int) -> bool:
     """Whether Ray Serve's own health endpoint answers: `serve run` would update that instance."""
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/-/healthz", timeout=2) as answer:

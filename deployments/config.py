@@ -1,10 +1,11 @@
 """What `deployments.yaml` says under `applications[].args` and `deployments[].user_config`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
+from workers.prediction import PREDICTION
 from workers.request import DEFAULT_MODE, Mode
 from workers.rpc.security import LOOPBACK
 
@@ -414,11 +415,18 @@ class FrontConfig(Application):
         return self
 
 
+_TAKEN: Final = {
+    "auto": "it leaves the choice to the server",
+    PREDICTION: "it drafts from the prediction of a request",
+}
+
+
 def _check_names(names: list[str]) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"drafts: names must differ, got {', '.join(names)}")
-    if "auto" in names:
-        raise ValueError('drafts: the name "auto" is taken: it leaves the choice to the server')
+    for name, meaning in _TAKEN.items():
+        if name in names:
+            raise ValueError(f'drafts: the name "{name}" is taken: {meaning}')
 
 
 class WorkerThresholds(Strict):
@@ -445,6 +453,10 @@ class CoordinatorThresholds(Strict):
         "of user_config",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="size of an HTTP body at most")
+    allowed_origins: tuple[str, ...] = Field(
+        (),
+        description='origins whose web pages may call, such as "https://chat.example.org"; "*": all (CORS)',
+    )
     mode: Mode = Field(
         DEFAULT_MODE,
         description="what drafters on draft workers do while the target verifies, where a request "

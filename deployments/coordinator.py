@@ -28,6 +28,7 @@ from deployments.round import Generation, GenerationRequest, Speculation
 from deployments.tokenizer import PromptTokenizer
 from protos import speculation_pb2 as pb
 from workers import limits
+from workers.prediction import PREDICTION
 from workers.request import Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
@@ -75,7 +76,7 @@ class Options:
     """What a request says about its answer, alike for HTTP and gRPC; None means the default.
 
     `sampling` holds the fields of SamplingParams that the request gives; `request_id` is the answer's own,
-    `operation` is OpenTelemetry's name of the call.
+    `operation` is OpenTelemetry's name of the call, `prediction` are the tokens that the caller expects.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class Options:
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     speculation: SpeculationOptions = SpeculationOptions()
+    prediction: tuple[int, ...] | None = None
     timeout_s: float | None = None
 
 
@@ -194,8 +196,8 @@ class ServedModel:
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
-        """The drafters that requests may name: those beside the target, and those of the draft pools."""
-        beside = [drafter.name for drafter in self.info.drafters]
+        """The drafters of the config: those beside the target, and those of the draft pools."""
+        beside = [drafter.name for drafter in self.info.drafters if drafter.name != PREDICTION]
         return (*beside, *(name for pool in self._workers.drafts for name in sorted(pool.drafters)))
 
     @property
@@ -231,7 +233,7 @@ class ServedModel:
             raise InvalidRequest(
                 "priority needs a target with scheduling_policy: priority", "priority"
             )
-        self._check_ids("stop_token_ids", options.stop_token_ids)
+        self.check_ids("stop_token_ids", options.stop_token_ids)
         # A request without a seed gets one, so that whoever goes on with it goes on with the same.
         seed = secrets.randbits(63)
         try:
@@ -265,7 +267,7 @@ class ServedModel:
                 model_id=self.model_id,
                 operation=options.operation,
                 request_id=options.request_id,
-                speculation=self._speculation(options.speculation),
+                speculation=self._speculation(options.speculation, options.prediction or ()),
                 deadline=time.monotonic() + min(limit, options.timeout_s or limit),
             )
             for params in sampling
@@ -306,7 +308,7 @@ class ServedModel:
         info = self.info
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
-        self._check_ids("prompt", prompt)
+        self.check_ids("prompt", prompt)
         if len(prompt) >= info.max_model_len:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; the model's length is {info.max_model_len} "
@@ -314,7 +316,8 @@ class ServedModel:
                 "prompt",
             )
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+    def check_ids(self, name: str, ids: Sequence[int]) -> None:
+        """Raise InvalidRequest, naming the parameter, unless these are ids of the model's tokens."""
         vocab_size = self.info.vocab_size
         for token in ids:
             if not 0 <= token < vocab_size:
@@ -335,14 +338,20 @@ class ServedModel:
         if merged.get("top_k") == -1:
             merged["top_k"] = 0
         bias = sorted(dict(merged.get("logit_bias") or {}).items())
-        self._check_ids("logit_bias", [token for token, _ in bias])
+        self.check_ids("logit_bias", [token for token, _ in bias])
         merged["logit_bias"] = tuple(bias)
         return merged
 
-    def _speculation(self, options: SpeculationOptions) -> Speculation:
+    def _speculation(self, options: SpeculationOptions, prediction: tuple[int, ...]) -> Speculation:
         auto = AUTO in options.drafters or not options.drafters
-        names = [name for name in options.drafters if name != AUTO] or self.drafter_names
-        unknown = [name for name in names if name not in self.drafter_names]
+        known = (*self.drafter_names, *([PREDICTION] if prediction else []))
+        names = [name for name in options.drafters if name != AUTO] or known
+        unknown = [name for name in names if name not in known]
+        if PREDICTION in unknown:
+            raise InvalidRequest(
+                f"the drafter {PREDICTION!r} drafts from the request's prediction, but it has none",
+                "speculation.drafter",
+            )
         if unknown:
             raise InvalidRequest(
                 f"there is no drafter {unknown[0]!r}; this server has "
@@ -364,6 +373,8 @@ class ServedModel:
             )
         if not options.enabled or not wanted:
             return Speculation()
+        predicted = PREDICTION in names
+        most_predicted = limits.MAX_PREDICTED_NODES if options.max_draft_tokens is None else wanted
         return Speculation(
             drafters=tuple(names),
             max_draft_tokens=min(wanted, allowed),
@@ -372,4 +383,6 @@ class ServedModel:
             verification=options.verification,
             auto=auto,
             mode=options.mode or self._coordinator.thresholds.mode,
+            prediction=prediction if predicted else (),
+            max_predicted_tokens=most_predicted if predicted else 0,
         )

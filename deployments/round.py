@@ -27,6 +27,7 @@ from deployments.drafting import DraftPool, Seat
 from deployments.lease import WorkerPool, tell_when_ended
 from deployments.stats import RequestStats
 from deployments.tracing import AnswerTrace
+from workers.prediction import PREDICTION
 from workers.request import DEFAULT_MODE, DRAWN, Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.connection import Channel
@@ -44,6 +45,9 @@ REMEMBERED_COMMITS = 64
 LOSSES_IN_A_ROW: Final = 5
 """An answer that loses so many targets without a token in between may be what they die of."""
 
+_SAID: Final = frozenset([PREDICTION])
+"""Drafters that draft what the request says."""
+
 _LOST: Final = frozenset(["UNAVAILABLE", "CANCELLED", "FAILED_PRECONDITION"])
 """What a target says when it ends, takes a lease back, or has never granted it: another one can go on."""
 
@@ -53,7 +57,8 @@ class Speculation:
     """Per-request control of speculation; only `verification` changes the answer.
 
     `drafters` are names; an empty tuple turns drafting off, as `max_draft_tokens` 0 does. With `auto` the
-    best of them and of their sets are chosen as the answer goes.
+    best of them and of their sets are chosen as the answer goes. If PREDICTION is among them, they follow
+    `prediction`, and a round verifies up to `max_predicted_tokens` then.
     """
 
     drafters: tuple[str, ...] = ()
@@ -62,6 +67,8 @@ class Speculation:
     auto: bool = False
     mode: Mode = DEFAULT_MODE
     verification: Verification = "coupled"
+    prediction: tuple[int, ...] = ()
+    max_predicted_tokens: int = 0
 
     @property
     def enabled(self) -> bool:
@@ -264,7 +271,8 @@ class Generation:
         if proposal.drafter in self._beside:
             # The target has it already; what counts is how long it took there.
             delay_s = (proposal.wait_ns + proposal.draft_ns) / 1e9
-        self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
+        if proposal.drafter not in _SAID:
+            self._choice.proposed(proposal.drafter, proposal.base_len, proposal.tree, delay_s)
 
     def committed(self, committed: m.Committed) -> None:
         """Commit: what the target verified goes to the drafters. Emit: and to the client."""
@@ -390,8 +398,9 @@ class Generation:
         )
 
     def _join(self, drafters: frozenset[str]) -> None:
-        self._choice.join(drafters)
-        self.stats.drafter = "+".join(sorted(self._choice.drafters))
+        # What a request says itself needs no choice: it takes no time, and its rows have their price.
+        self._choice.join(drafters - _SAID)
+        self.stats.drafter = "+".join(sorted(self._choice.drafters | (self._beside & _SAID)))
 
     def _tell_drafters(self, committed: m.Committed) -> None:
         """Who is to propose, and what was committed; those beside the target know the second already.
@@ -410,7 +419,7 @@ class Generation:
 
     def _ask(self, drafters: frozenset[str]) -> None:
         """These are to answer commits from now on; the target waits for nobody else."""
-        asked = m.Asked(drafters & self._beside, drafters - self._beside)
+        asked = m.Asked((drafters | _SAID) & self._beside, drafters - self._beside)
         if asked != self._asked:
             self._asked = asked
             self._target.send(asked)
@@ -468,6 +477,8 @@ class Generation:
             verification=self.request.speculation.verification,
             insists=not self.request.speculation.auto,
             traceparent=self._trace.traceparent,
+            prediction=self.request.speculation.prediction,
+            max_predicted=self.request.speculation.max_predicted_tokens,
         )
 
     def open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:

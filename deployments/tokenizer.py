@@ -82,6 +82,10 @@ class PromptTokenizer:
         # Long texts take a while, and the event loop carries everyone's rounds.
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    def name_of(self, token: int) -> str:
+        """A token as the vocabulary has it; empty for ids between its own that stand for nothing."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def text_of(self, token: int) -> str:
         """The text of one token alone; U+FFFD where it is part of a character."""
         return self.bytes_of(token).decode(errors="replace")

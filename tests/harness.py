@@ -25,6 +25,7 @@ from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
 from loadtest.inside.faults import Faults, FaultyLink
 from loadtest.inside.workers import LocalPool
+from workers import limits
 from workers.draft.config import (
     DraftConfig,
     DrafterConfig,
@@ -36,6 +37,7 @@ from workers.draft.config import (
 from workers.draft.drafter import Ask, Drafter
 from workers.draft.server import DraftWorker
 from workers.engine.rows import RowBatch
+from workers.prediction import PREDICTION
 from workers.pricing import StepTimes
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
@@ -223,6 +225,7 @@ class Harness:
         auto: bool = False,
         mode: Mode = DEFAULT_MODE,
         verification: Verification = "coupled",
+        prediction: Sequence[int] = (),
         **others: Any,
     ) -> GenerationRequest:
         """A request; what is neither named here nor a stop rule is a sampling parameter."""
@@ -240,7 +243,14 @@ class Harness:
             show_special_tokens=show_special_tokens,
             priority=priority,
             speculation=Speculation(
-                tuple(self.drafters), max_draft_tokens, tree, auto, mode, verification
+                (*self.drafters, *([PREDICTION] if prediction else [])),
+                max_draft_tokens,
+                tree,
+                auto,
+                mode,
+                verification,
+                tuple(prediction),
+                limits.MAX_PREDICTED_NODES if prediction else 0,
             ),
             deadline=time.monotonic() + timeout_s,
         )

@@ -5,13 +5,17 @@ A peer that exceeds one is refused before anything is allocated for it.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """One gRPC message; a tokenizer file is the largest that is expected."""
 
 MAX_TREE_NODES: Final = 256
 """Drafted nodes of one tree, whatever a worker's own limit says."""
+
+MAX_PREDICTED_NODES: Final = 64
+"""Drafted nodes of one answer that one step verifies at most, where it follows the request's prediction: the
+price decides how many of them, not the target's `max_draft_tokens`."""
 
 LOOKAHEAD: Final = 4
 """A proposal holds at most this many times the nodes that one step verifies: the rest is for later steps."""

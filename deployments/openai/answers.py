@@ -11,19 +11,30 @@ from deployments.openai.logprobs import chat_logprobs, completion_logprobs, prom
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from deployments.tokenizer import PromptTokenizer
+from workers.prediction import Alignment
 from workers.rpc import messages as m
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it has come; `prompt_index` tells which prompt of the request it answers."""
+    """One answer as far as it has come; `prompt_index` tells which prompt of the request it answers.
+
+    `predicted` is it beside what the request expects, if it says so.
+    """
 
     prompt: Sequence[int]
     prompt_index: int = 0
+    predicted: Alignment | None = None
     tokens: list[int] = field(default_factory=list)
     text_offset: int = 0
     begun: bool = False
     stats: RequestStats = field(default_factory=RequestStats)
+
+    def came(self, tokens: Sequence[int]) -> None:
+        """So it goes on."""
+        self.tokens += tokens
+        if self.predicted is not None:
+            self.predicted.observe(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +183,27 @@ class CompletionFormat(AnswerFormat):
         return made
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens of a request: each prompt once, all its answers."""
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Tokens of a request: each prompt once, all its answers.
+
+    Of a prediction, those tokens that an answer holds are accepted and the others rejected, whoever drafted.
+    """
     prompts = {choice.prompt_index: len(choice.prompt) for choice in choices}
     prompt = sum(prompts.values())
     completion = sum(len(choice.tokens) for choice in choices)
-    return {
+    made: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+    predicted = [choice.predicted for choice in choices if choice.predicted is not None]
+    if predicted:
+        accepted = sum(alignment.accepted for alignment in predicted)
+        made["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(len(a.tokens) for a in predicted) - accepted,
+        }
+    return made
 
 
 def speculation(choices: Sequence[Choice]) -> dict[str, Any]:

@@ -54,13 +54,20 @@ def install(app: FastAPI) -> None:
         message = str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "json_invalid":
             message, place = f"the body is not JSON: {first['ctx']['error']}", ""
-        elif first["type"] == "model_attributes_type" and not place:
+        elif first["type"] in ("model_attributes_type", "missing") and not place:
             message = "the body must be a JSON object, sent with content-type: application/json"
+        elif first["type"] == "model_attributes_type":
+            message = f"{place}: must be a JSON object"
         elif first["type"] == "extra_forbidden":
             message = f"unknown parameter {place}"
         elif place:
             message = f"{place}: {message}"
         return JSONResponse(error_body(400, message, place or None), 400)
+
+    @app.exception_handler(Exception)
+    async def fault(request: Request, error: Exception) -> JSONResponse:
+        """A fault of ours; the log has the rest."""
+        return JSONResponse(error_body(500, f"the server failed: {type(error).__name__}"), 500)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -10,11 +10,11 @@ from deployments.keys import Gate, bearer
 from deployments.openai.errors import service_error_body
 from workers.rpc.errors import Unauthenticated, http_status
 
-GUARDED = "/v1/"
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
 class KeyCheck:
-    """ASGI middleware: 401 without a key, below /v1/; `request.state.key` is the one that was shown."""
+    """ASGI middleware: 401 without a key where models work; `request.state.key` is the one that was shown."""
 
     def __init__(self, app: ASGIApp, gate: Callable[[], Gate]) -> None:
         self._app = app

@@ -10,13 +10,13 @@ from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
 from deployments.exposition import CONTENT_TYPE
 from deployments.keys import Key
-from deployments.openai import errors
+from deployments.openai import documented, errors
 from deployments.openai.answers import (
     AnswerFormat,
     ChatFormat,
@@ -27,12 +27,22 @@ from deployments.openai.answers import (
     usage,
 )
 from deployments.openai.body_limit import BodyLimit
+from deployments.openai.cors import Cors
 from deployments.openai.disconnect import until_disconnect
 from deployments.openai.key_check import KeyCheck
-from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from deployments.openai.schema import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    StreamOptions,
+    TokenizeBody,
+)
 from deployments.openai.served_by import ServedBy
 from deployments.round import GenerationRequest, Piece
 from workers import limits
+from workers.prediction import Alignment
 from workers.request import SamplingParams
 from workers.rpc.errors import InvalidRequest, ServiceError, Unavailable
 
@@ -49,13 +59,15 @@ def make_app(
 ) -> FastAPI:
     """The HTTP application; `coordinator` is called per request, `exposition` for /metrics."""
     app = FastAPI(title="Slipstream", docs_url=None, redoc_url=None)
+    documented.install(app)
     app.add_middleware(BodyLimit, max_bytes=lambda: coordinator().thresholds.max_body_bytes)
     app.add_middleware(KeyCheck, gate=lambda: coordinator().gate)
+    app.add_middleware(Cors, origins=lambda: coordinator().thresholds.allowed_origins)
     app.add_middleware(ServedBy, worker_id=lambda: coordinator().worker_id)
     errors.install(app)
     Service = Annotated[Coordinator, Depends(coordinator)]  # noqa: N806
 
-    @app.get("/health")
+    @app.get("/health", response_model=documented.Health, responses=documented.ERRORS)
     async def health(service: Service) -> dict[str, str]:
         """200 once a target of every model has introduced itself, 503 before."""
         missing = [name for name, model in service.models.items() if not model.introduced.is_set()]
@@ -63,35 +75,66 @@ def make_app(
             raise Unavailable(f"no target worker of {', '.join(missing)} has introduced itself yet")
         return {"status": "ok"}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus's text format: what all coordinators' answers took, and what the workers did."""
         return Response(await exposition(), media_type=CONTENT_TYPE)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model=documented.ModelList, responses=documented.ERRORS)
     async def models(service: Service) -> dict[str, Any]:
         """The models whose targets have introduced themselves."""
         served = [model for model in service.models.values() if model.introduced.is_set()]
         return {"object": "list", "data": [_card(model) for model in served]}
 
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/tokenize", response_model=documented.Tokens, responses=documented.ERRORS)
+    async def tokenize(body: TokenizeBody, service: Service) -> dict[str, Any]:
+        """The tokens of a prompt, or of a conversation as it is rendered."""
+        model = await service.model(body.model)
+        if body.messages is not None:
+            tokens = await _rendered(model, body, body.messages)
+        else:
+            tokens = await model.tokenizer.encode(
+                body.prompt or "", body.add_special_tokens is not False
+            )
+        return {
+            "count": len(tokens),
+            "max_model_len": model.info.max_model_len,
+            "tokens": tokens,
+            "token_strs": [model.tokenizer.name_of(token) for token in tokens]
+            if body.return_token_strs
+            else None,
+        }
+
+    @app.post("/detokenize", response_model=documented.Detokenized, responses=documented.ERRORS)
+    async def detokenize(body: DetokenizeBody, service: Service) -> dict[str, str]:
+        """The text of tokens, special ones included."""
+        model = await service.model(body.model)
+        model.check_ids("tokens", body.tokens)
+        return {"prompt": model.tokenizer.decode(body.tokens)}
+
+    @app.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses=documented.streamed(documented.ChatCompletion, documented.ChatCompletionChunk),
+    )
     async def chat_completions(body: ChatBody, request: Request, service: Service) -> Response:
         """Answer a conversation."""
         model = await service.model(body.model)
-        prompt = await model.tokenizer.encode_chat(
-            [message.rendered() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-            add_special_tokens=bool(body.add_special_tokens),
-            template_kwargs=body.chat_template_kwargs,
-        )
+        prompt = await _rendered(model, body, body.messages)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         max_tokens = body.max_completion_tokens or body.max_tokens
         form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
         options = _options(form.request_id, "chat", body, max_tokens, logprobs)
+        if body.prediction is not None:
+            expected = await model.tokenizer.encode(body.prediction.text, add_special_tokens=False)
+            options = replace(options, prediction=tuple(expected))
         return await _answer(service, model, request, body, form, [prompt], options)
 
-    @app.post("/v1/completions", response_model=None)
+    @app.post(
+        "/v1/completions",
+        response_model=None,
+        responses=documented.streamed(documented.Completion, documented.CompletionChunk),
+    )
     async def completions(body: CompletionBody, request: Request, service: Service) -> Response:
         """Continue one prompt or several."""
         model = await service.model(body.model)
@@ -113,6 +156,19 @@ def make_app(
         return await _answer(service, model, request, body, form, prompts, options)
 
     return app
+
+
+async def _rendered(
+    model: ServedModel, body: ChatBody | TokenizeBody, messages: Sequence[ChatMessage]
+) -> list[int]:
+    """The tokens of a conversation."""
+    return await model.tokenizer.encode_chat(
+        [message.rendered() for message in messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=bool(body.add_special_tokens),
+        template_kwargs=body.chat_template_kwargs,
+    )
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
@@ -182,19 +238,20 @@ async def _answer(
     prompts: Sequence[Sequence[int]],
     options: Options,
 ) -> Response:
-    answers = body.n or 1
-    if len(prompts) * answers > limits.MAX_CHOICES:
+    number = body.n or 1
+    if len(prompts) * number > limits.MAX_CHOICES:
         raise InvalidRequest(
-            f"{len(prompts)} prompts with n {answers} are more than {limits.MAX_CHOICES} answers",
+            f"{len(prompts)} prompts with n {number} are more than {limits.MAX_CHOICES} answers",
             "n",
         )
     key: Key | None = request.state.key
     requests: list[GenerationRequest] = []
     choices: list[Choice] = []
     for index, prompt in enumerate(prompts):
-        for asked in model.requests(prompt, options, "" if key is None else key.id, answers):
+        for asked in model.requests(prompt, options, "" if key is None else key.id, number):
             requests.append(asked)
-            choices.append(Choice(asked.prompt, index))
+            predicted = None if options.prediction is None else Alignment(options.prediction)
+            choices.append(Choice(asked.prompt, index, predicted))
     admitted = service.gate.admit(key, len(choices))
     pieces = until_disconnect(request, _generate(admitted, model, requests, choices))
     if body.stream:
@@ -210,7 +267,7 @@ async def _answer(
     try:
         async for index, piece in pieces:
             _append(whole[index], piece)
-            choices[index].tokens += piece.tokens
+            choices[index].came(piece.tokens)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     answer = form.whole(choices, whole)
@@ -278,7 +335,7 @@ async def _events(
                 yield _event(opening)
         async for index, piece in _chain(first, rest):
             chunk = form.piece_chunk(index, choices[index], piece)
-            choices[index].tokens += piece.tokens
+            choices[index].came(piece.tokens)
             unfinished -= piece.finished is not None
             if continuous:
                 chunk["usage"] = usage([choices[index]])

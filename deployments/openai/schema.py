@@ -1,8 +1,17 @@
 """Bodies of requests. What is not supported is refused by name; neutral values are accepted."""
 
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from workers import limits
 from workers.request import Mode, Verification
@@ -52,6 +61,30 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_cache_key": (),
     "verbosity": ("medium",),
 }
+
+
+# As _NEUTRAL, in messages: what clients send back of an answer of OpenAI's.
+_NEUTRAL_IN_MESSAGES: Final[dict[str, tuple[Any, ...]]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+}
+
+
+def _without_neutral(
+    given: Any, known: Container[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> Any:
+    """What is given less what asks for nothing; raises ValueError for what is not supported."""
+    if not isinstance(given, dict):
+        return given
+    kept = {}
+    for name, value in given.items():
+        if name in known or name not in neutral:
+            kept[name] = value
+        elif value is not None and value not in neutral[name]:
+            accepted = ", ".join(["null", *(repr(v) for v in neutral[name])])
+            raise ValueError(f"{name} is not supported; only {accepted} can be given")
+    return kept
 
 
 class StreamOptions(BaseModel):
@@ -135,16 +168,8 @@ class GenerationBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        kept = {}
-        for name, value in body.items():
-            if name in cls.model_fields or name not in _NEUTRAL:
-                kept[name] = value
-            elif value is not None and value not in _NEUTRAL[name]:
-                accepted = ", ".join(["null", *(repr(v) for v in _NEUTRAL[name])])
-                raise ValueError(f"{name} is not supported; only {accepted} can be given")
-        if kept.get("speculation") is None:
+        kept = _without_neutral(body, cls.model_fields, _NEUTRAL)
+        if isinstance(kept, dict) and kept.get("speculation") is None:
             kept.pop("speculation", None)
         return kept
 
@@ -165,6 +190,61 @@ class TextPart(BaseModel):
     type: Literal["text"]
     text: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"{kind} parts are not supported: this server reads text only")
+        return part
+
+
+class RefusalPart(BaseModel):
+    """A part of an assistant's message, in which it refuses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
+
+
+# Names of the forms that a value may have, so that an error speaks of the one that was meant. They are no
+# identifiers, which would look like fields.
+def _form(content: Any) -> str:
+    return "a list" if isinstance(content, list) else "a string"
+
+
+def _form_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "a refusal" if kind == "refusal" else "a text"
+
+
+_Part = Annotated[
+    Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
+    Discriminator(_form_of_part),
+]
+Content = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[list[TextPart], Tag("a list")],
+    Discriminator(_form),
+]
+"""A text, whole or in parts."""
+
+MessageContent = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[list[_Part], Tag("a list")],
+    Discriminator(_form),
+]
+"""A text, whole or in parts; an assistant's may refuse."""
+
+
+def joined(content: str | Sequence[TextPart | RefusalPart]) -> str:
+    """The text of a content."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
 
 class ChatMessage(BaseModel):
     """One message of a conversation."""
@@ -172,20 +252,58 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: MessageContent | None = None
+    name: Text | None = Field(None, description="who speaks, for templates that tell the model")
+    refusal: Text | None = Field(None, description="what an assistant said instead of a content")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, message: Any) -> Any:
+        return _without_neutral(message, cls.model_fields, _NEUTRAL_IN_MESSAGES)
+
+    @model_validator(mode="after")
+    def _check_speaker(self) -> "ChatMessage":
+        if self.role == "assistant":
+            return self
+        if self.content is None:
+            raise ValueError(
+                f"a {self.role} message needs a content; only an assistant's may be null"
+            )
+        parts = self.content if isinstance(self.content, list) else []
+        if self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts):
+            raise ValueError(f"a {self.role} message cannot refuse; only an assistant's can")
+        return self
 
     def rendered(self) -> dict[str, str]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return {"role": role, "content": self.content}
-        return {"role": role, "content": "".join(part.text for part in self.content)}
+        content = self.refusal or "" if self.content is None else joined(self.content)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": content, **named}
+
+
+class Prediction(BaseModel):
+    """Most of what the answer will probably say, such as a text that is to be edited."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return joined(self.content)
 
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    prediction: Prediction | None = Field(
+        None,
+        description="what the answer will probably say; it is drafted from, and changes nothing",
+    )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -227,3 +345,40 @@ class CompletionBody(GenerationBody):
         if all(isinstance(part, int) for part in self.prompt):
             return [cast(list[int], self.prompt)]
         return list(cast(list[str] | list[list[int]], self.prompt))
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a prompt as completions take it, or messages as chats take them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = Field(
+        None, description="around the text; left out: for a prompt, not for messages"
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = Field(
+        None, description="add the tokens as the vocabulary has them"
+    )
+
+    @model_validator(mode="after")
+    def _check_what_is_given(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} needs messages")
+        return self
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Text | None = None
+    tokens: list[int]

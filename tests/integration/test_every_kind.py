@@ -24,6 +24,7 @@ from workers.draft.config import (
     MaskConfig,
     MedusaConfig,
     ModelConfig,
+    PredictionConfig,
     SuffixConfig,
 )
 from workers.draft.drafter import Drafter
@@ -33,6 +34,9 @@ tokenizer = tiny.byte_level_tokenizer()
 PROMPTS = [tokenizer(t).input_ids for t in ("the cat in the hat", "hello", "0123456789 " * 8)]
 REPEATING = {"logit_bias": tuple((token, 100.0) for token in (65, 66, 67))}
 """Answers of three tokens: who drafts what was there before is right sometimes."""
+
+KINDS = [config.kind for config in typing.get_args(DrafterConfig) if config is not PredictionConfig]
+"""Predictions come with requests: tests/integration/test_prediction.py."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def case(kind: str, dtype: str, folder: Path) -> Case:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", [config.kind for config in typing.get_args(DrafterConfig)])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_k1_k6_no_token_changes(kind: str, dtype: str, tmp_path: Path) -> None:
     made = case(kind, dtype, tmp_path / "store")
     # In float32 the engine takes torch's operations, which are slow.

@@ -15,6 +15,7 @@ PROTOS = ["protos/inference.proto", "protos/speculation.proto"]
 FROM_WORKERS = {
     "workers.checkpoint",
     "workers.limits",
+    "workers.prediction",
     "workers.pricing",
     "workers.request",
     "workers.rpc",
@@ -68,7 +69,15 @@ def test_the_coordinator_needs_nothing_of_the_workers_that_needs_torch() -> None
 
 
 def test_the_mathematics_of_trees_needs_no_torch() -> None:
-    for name in ("tree.py", "limits.py", "request.py", "text.py", "leases.py", "checkpoint.py"):
+    for name in (
+        "tree.py",
+        "limits.py",
+        "request.py",
+        "text.py",
+        "leases.py",
+        "checkpoint.py",
+        "prediction.py",
+    ):
         assert not any(
             within(m, {"torch"}) for m in imports(ROOT / "workers" / name, everywhere=False)
         )

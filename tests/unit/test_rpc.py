@@ -33,6 +33,8 @@ MESSAGES = [
                 key_id="k",
                 patience_ms=1.5,
                 insists=True,
+                prediction=(7, 0, 7),
+                max_predicted=64,
             ),
             m.OpenTarget("l", (1,), 1, SamplingParams(seed=2**63 - 1), StopRules(1)),
             m.Propose("eagle", 7, TREE),

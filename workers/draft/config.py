@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workers.prediction import PREDICTION
+
 
 @dataclass(frozen=True, slots=True)
 class LookupConfig:
@@ -37,6 +39,15 @@ class DatastoreConfig:
     history_tokens: int
 
     kind = "datastore"
+    num_threads = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionConfig:
+    """What requests expect; every target has it beside it."""
+
+    name = PREDICTION
+    kind = "prediction"
     num_threads = 0
 
 
@@ -195,6 +206,7 @@ class LookaheadConfig:
 
 DrafterConfig = (
     LookupConfig
+    | PredictionConfig
     | SuffixConfig
     | DatastoreConfig
     | ModelConfig

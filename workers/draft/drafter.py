@@ -76,6 +76,10 @@ class Drafter(ABC):
         """Whose a session is, said before it opens: only drafters that learn from answers need to know."""
         return
 
+    def predicted(self, session: int, prediction: Sequence[int]) -> None:
+        """What the caller expects a session's answer to be, said before it opens."""
+        return
+
     @abstractmethod
     def open(self, session: int, tokens: Sequence[int], sampling: SamplingParams) -> None:
         """A session begins with these committed tokens."""

@@ -36,7 +36,7 @@ class DrafterGroup:
         made: Mapping[str, Drafter] | None = None,
         host: "Model | None" = None,
     ) -> None:
-        """Make the drafters for the target of this reference, or take those given by name.
+        """Make the drafters for the target of this reference, or take those of them that are given by name.
 
         `host` is the target itself where it is in this process, for drafters that use its layers.
         """
@@ -44,8 +44,9 @@ class DrafterGroup:
         self._deliver_by = deliver
         self._target = target
         self._configs = {c.name: c for c in configs}
+        given = made or {}
         self._loops = {
-            c.name: self._loop(c, made[c.name] if made else drafters.make(c, target, host))
+            c.name: self._loop(c, given.get(c.name) or drafters.make(c, target, host))
             for c in configs
         }
         self._retired: list[DraftLoop] = []

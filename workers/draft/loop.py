@@ -174,6 +174,7 @@ class DraftLoop:
             with self._failing_alone(session):
                 request = session.request
                 self.drafter.belongs_to(session.number, request.key_id)
+                self.drafter.predicted(session.number, request.prediction)
                 self.drafter.open(session.number, request.tokens, request.sampling)
         for session, commit in commits:
             if session not in self._sessions:

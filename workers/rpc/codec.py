@@ -74,7 +74,10 @@ class Codec:
         match message:
             case m.Propose(tree=tree) | m.Proposal(tree=tree):
                 tree.check(self.vocab_size, self.max_tree_nodes)
-            case m.OpenTarget(tokens=tokens) | m.OpenDraft(tokens=tokens):
+            case m.OpenTarget(tokens=tokens, prediction=prediction):
+                _check_tokens(tokens, self.vocab_size)
+                _check_tokens(prediction, self.vocab_size)
+            case m.OpenDraft(tokens=tokens):
                 _check_tokens(tokens, self.vocab_size)
             case m.Commit(tokens=tokens) | m.Committed(tokens=tokens):
                 _check_tokens(tokens, self.vocab_size)
@@ -298,6 +301,8 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         insists=message.insists,
         verification=message.verification.upper(),
         traceparent=message.traceparent,
+        prediction=message.prediction,
+        max_predicted=message.max_predicted,
     )
 
 
@@ -332,6 +337,8 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         insists=message.insists,
         verification=_named(message.verification, _VERIFICATIONS, "verification"),
         traceparent=_decode_traceparent(message.traceparent),
+        prediction=tuple(message.prediction),
+        max_predicted=min(message.max_predicted, limits.MAX_PREDICTED_NODES),
     )
 
 

@@ -45,7 +45,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenTarget:
-    """Starts a session on a target; `drafters` are those beside it that draft for the answer."""
+    """Starts a session on a target; `drafters` are those beside it that draft for the answer.
+
+    `prediction` is what its caller expects it to be; a step verifies up to `max_predicted` nodes then.
+    """
 
     lease_id: str
     tokens: tuple[int, ...]
@@ -65,6 +68,8 @@ class OpenTarget:
     insists: bool = False
     verification: Verification = "coupled"
     traceparent: str = ""
+    prediction: tuple[int, ...] = ()
+    max_predicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
-    """Starts a session on a draft worker."""
+    """Starts a session on a draft worker, or beside a target; `prediction` never leaves its process."""
 
     lease_id: str
     tokens: tuple[int, ...]
@@ -201,6 +206,7 @@ class OpenDraft:
     drawn: bool = False
     traceparent: str = ""
     key_id: str = ""
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

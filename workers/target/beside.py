@@ -46,6 +46,7 @@ class BesideSession:
             sampling=request.sampling,
             drafters=request.drafters,
             max_nodes=request.max_nodes,
+            prediction=request.prediction,
             chain=request.chain,
             max_len=request.prompt_len + request.stopping.max_tokens,
             mode=request.mode,

@@ -72,7 +72,7 @@ class Policy:
         trees = {session: session.candidates() for session in sessions if affordable}
         self._rows, self._context = len(sessions) + other_rows, _context(sessions)
         drafted = [session.request for session in sessions if session.request.max_nodes]
-        self._insist = any(request.insists for request in drafted)
+        self._insist = any(request.insists or request.prediction for request in drafted)
         self._follow = not all(request.insists for request in drafted)
         scores = _scores(trees.values())
         self._cut = best_cut(

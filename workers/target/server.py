@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from protos import speculation_pb2 as pb
 from protos import speculation_pb2_grpc as pb_grpc
 from workers import checkpoint
+from workers.draft.config import PredictionConfig
 from workers.draft.drafter import Drafter
 from workers.draft.group import DrafterGroup
 from workers.engine.kv_cache import KVPool
@@ -99,7 +100,7 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         )
         # Never started: they take turns with the model, on its thread.
         self._beside = DrafterGroup(
-            config.drafters,
+            (*config.drafters, PredictionConfig()),
             config.model,
             lambda send: send(),
             made,

@@ -59,7 +59,7 @@ class TargetSession:
         self.finished: m.Finished | m.Failed | None = None
         self.arrival = next(_arrivals)
         self.ready_since = time.monotonic()
-        self._max_nodes = min(max_tree_nodes, request.max_nodes)
+        self._max_nodes = max(min(max_tree_nodes, request.max_nodes), request.max_predicted)
         self.proposals = Proposals(outlooks, self._max_nodes, request.patience_ms / 1000, counters)
         self.features_from: int | None = None
         self.beside: BesideSession | None = None

@@ -20,6 +20,7 @@ from workers.draft.config import (
     MaskConfig,
     MedusaConfig,
     ModelConfig,
+    PredictionConfig,
     SuffixConfig,
 )
 from workers.draft.drafter import Drafter
@@ -27,6 +28,7 @@ from workers.draft.drafters import custom
 from workers.draft.drafters.jacobi import JacobiDrafter
 from workers.draft.drafters.lookahead import LookaheadDrafter
 from workers.draft.drafters.lookup import LookupDrafter
+from workers.draft.drafters.prediction import PredictionDrafter
 from workers.draft.drafters.suffix import SuffixDrafter
 from workers.draft.history import History
 from workers.vocabulary import fingerprint_of, vocabulary_fingerprint
@@ -47,6 +49,8 @@ def make(config: DrafterConfig, target: str, host: "Model | None" = None) -> Dra
     match config:
         case LookupConfig():
             made = LookupDrafter()
+        case PredictionConfig():
+            made = PredictionDrafter()
         case SuffixConfig():
             made = SuffixDrafter(_history(config))
         case DatastoreConfig():

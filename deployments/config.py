@@ -1,12 +1,15 @@
 """What `deployments.yaml` says under `applications[].args` and `deployments[].user_config`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
 from workers.request import DEFAULT_MODE, Mode
 from workers.rpc.security import LOOPBACK
+
+GRAMMAR: Final = "grammar"
+"""What statistics call the drafter of what a structure demands."""
 
 
 class Strict(BaseModel):
@@ -401,6 +404,8 @@ def _check_names(names: list[str]) -> None:
         raise ValueError(f"drafts: names must differ, got {', '.join(names)}")
     if "auto" in names:
         raise ValueError('drafts: the name "auto" is taken: it leaves the choice to the server')
+    if GRAMMAR in names:
+        raise ValueError(f'drafts: the name "{GRAMMAR}" is taken: statistics call structures so')
 
 
 class WorkerThresholds(Strict):

@@ -356,7 +356,7 @@ class Features(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists", "verification", "traceparent")
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists", "verification", "traceparent", "grammar")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +375,7 @@ class OpenTarget(_message.Message):
     INSISTS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -393,7 +394,8 @@ class OpenTarget(_message.Message):
     insists: bool
     verification: Verification
     traceparent: str
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ..., verification: _Optional[_Union[Verification, str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    grammar: str
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ..., verification: _Optional[_Union[Verification, str]] = ..., traceparent: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("base_len", "tree", "drafter")

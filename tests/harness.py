@@ -223,6 +223,7 @@ class Harness:
         auto: bool = False,
         mode: Mode = DEFAULT_MODE,
         verification: Verification = "coupled",
+        grammar: str = "",
         **others: Any,
     ) -> GenerationRequest:
         """A request; what is neither named here nor a stop rule is a sampling parameter."""
@@ -239,6 +240,7 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             show_special_tokens=show_special_tokens,
             priority=priority,
+            grammar=grammar,
             speculation=Speculation(
                 tuple(self.drafters), max_draft_tokens, tree, auto, mode, verification
             ),

@@ -32,6 +32,7 @@ from deployments.openai.key_check import KeyCheck
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from deployments.openai.served_by import ServedBy
 from deployments.round import GenerationRequest, Piece
+from deployments.structure import grammar_of
 from workers import limits
 from workers.request import SamplingParams
 from workers.rpc.errors import InvalidRequest, ServiceError, Unavailable
@@ -88,7 +89,7 @@ def make_app(
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         max_tokens = body.max_completion_tokens or body.max_tokens
         form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
-        options = _options(form.request_id, "chat", body, max_tokens, logprobs)
+        options = await _options(form.request_id, "chat", body, max_tokens, logprobs)
         return await _answer(service, model, request, body, form, [prompt], options)
 
     @app.post("/v1/completions", response_model=None)
@@ -106,7 +107,9 @@ def make_app(
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         wanted = replace(_wanted(body, body.logprobs), echo=bool(body.echo))
         form = CompletionFormat(model.model_id, tokenizer, wanted)
-        options = _options(form.request_id, "text_completion", body, max_tokens, body.logprobs)
+        options = await _options(
+            form.request_id, "text_completion", body, max_tokens, body.logprobs
+        )
         if body.echo and body.logprobs is not None:
             counts = (body.logprobs, body.prompt_logprobs or 0)
             options = replace(options, prompt_logprobs=max(counts))
@@ -138,7 +141,7 @@ def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
     )
 
 
-def _options(
+async def _options(
     request_id: str,
     operation: Literal["chat", "text_completion"],
     body: GenerationBody,
@@ -146,6 +149,9 @@ def _options(
     logprobs: int | None,
 ) -> Options:
     drafter = body.speculation.drafter
+    structure = body.structure()
+    # It may take long, and the event loop carries everyone's rounds.
+    grammar = "" if structure is None else await asyncio.to_thread(grammar_of, *structure)
     return Options(
         request_id=request_id,
         operation=operation,
@@ -161,6 +167,7 @@ def _options(
         prompt_logprobs=body.prompt_logprobs,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority or 0,
+        grammar=grammar,
         speculation=SpeculationOptions(
             enabled=body.speculation.enabled,
             drafters=(drafter,) if isinstance(drafter, str) else tuple(drafter),

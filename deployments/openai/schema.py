@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from deployments.structure import JSON_OBJECT
 from workers import limits
 from workers.request import Mode, Verification
 
@@ -28,7 +29,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -39,11 +39,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "suffix": ("",),
     "spaces_between_special_tokens": (True,),
     "chat_template": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
@@ -52,6 +47,8 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_cache_key": (),
     "verbosity": ("medium",),
 }
+
+_STRUCTURES: Final = ("json", "regex", "choice", "grammar")
 
 
 class StreamOptions(BaseModel):
@@ -95,6 +92,55 @@ class SpeculationBody(BaseModel):
     stats: bool = Field(False, description="add a `speculation` object to the answer")
 
 
+class JsonSchema(BaseModel):
+    """OpenAI's `response_format.json_schema`; it is always strict."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text | None = None
+    description: Text | None = None
+    # `schema` is a method of pydantic's.
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the answer is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type json_schema, and to no other")
+        return self
+
+
+class StructuredOutputs(BaseModel):
+    """What the answer may look like: exactly one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # `json` is a method of pydantic's.
+    json_schema: dict[str, Any] | Text | None = Field(
+        None, alias="json", description="a JSON schema, also as text"
+    )
+    regex: Text | None = Field(None, description="matches the answer from end to end")
+    choice: Annotated[list[Text], Field(min_length=1)] | None = Field(
+        None, description="the answer is one of these"
+    )
+    grammar: Text | None = Field(None, description="in Lark's or llama.cpp's (GBNF) syntax")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(_STRUCTURES)}")
+        return self
+
+
 class GenerationBody(BaseModel):
     """What both kinds of request share."""
 
@@ -125,6 +171,8 @@ class GenerationBody(BaseModel):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller goes first")
     stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationBody = SpeculationBody()
@@ -139,7 +187,11 @@ class GenerationBody(BaseModel):
             return body
         kept = {}
         for name, value in body.items():
-            if name in cls.model_fields or name not in _NEUTRAL:
+            new_name = name.removeprefix("guided_")
+            if name != new_name in _STRUCTURES:
+                if value is not None:
+                    raise ValueError(f"{name} has become structured_outputs: {{{new_name}: …}}")
+            elif name in cls.model_fields or name not in _NEUTRAL:
                 kept[name] = value
             elif value is not None and value not in _NEUTRAL[name]:
                 accepted = ", ".join(["null", *(repr(v) for v in _NEUTRAL[name])])
@@ -147,6 +199,26 @@ class GenerationBody(BaseModel):
         if kept.get("speculation") is None:
             kept.pop("speculation", None)
         return kept
+
+    def structure(self) -> tuple[str, Any, str] | None:
+        """What the answer may look like, if that is not anything: kind, value, and the field that says so."""
+        if self.structured_outputs is not None:
+            given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            ((kind, value),) = given.items()
+            return kind, value, f"structured_outputs.{kind}"
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        if form.json_schema is None:
+            return "json", JSON_OBJECT, "response_format"
+        return "json", form.json_schema.json_schema, "response_format.json_schema.schema"
+
+    @model_validator(mode="after")
+    def _check_one_structure(self) -> "GenerationBody":
+        named = self.response_format is not None and self.response_format.type != "text"
+        if named and self.structured_outputs is not None:
+            raise ValueError("response_format and structured_outputs cannot both be given")
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":

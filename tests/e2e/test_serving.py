@@ -353,7 +353,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n:"),
     ({"presence_penalty": 5}, "presence_penalty"),
     ({"logit_bias": {"1": 500}}, "logit_bias"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"temprature": 1}, "temprature"),
     ({"speculation": {"drafter": "nobody"}}, "nobody"),

@@ -14,6 +14,7 @@ PROTOS = ["protos/inference.proto", "protos/speculation.proto"]
 # What the coordinator's package may use of the workers': nothing that needs torch.
 FROM_WORKERS = {
     "workers.checkpoint",
+    "workers.grammar",
     "workers.limits",
     "workers.pricing",
     "workers.request",
@@ -68,7 +69,15 @@ def test_the_coordinator_needs_nothing_of_the_workers_that_needs_torch() -> None
 
 
 def test_the_mathematics_of_trees_needs_no_torch() -> None:
-    for name in ("tree.py", "limits.py", "request.py", "text.py", "leases.py", "checkpoint.py"):
+    for name in (
+        "tree.py",
+        "grammar.py",
+        "limits.py",
+        "request.py",
+        "text.py",
+        "leases.py",
+        "checkpoint.py",
+    ):
         assert not any(
             within(m, {"torch"}) for m in imports(ROOT / "workers" / name, everywhere=False)
         )

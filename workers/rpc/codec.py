@@ -298,6 +298,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         insists=message.insists,
         verification=message.verification.upper(),
         traceparent=message.traceparent,
+        grammar=message.grammar,
     )
 
 
@@ -306,6 +307,8 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         raise ValueError(f"prompt_len {message.prompt_len} of {len(message.tokens)} tokens")
     if max(message.logprobs, message.prompt_logprobs) > limits.MAX_TOP_LOGPROBS:
         raise ValueError(f"more than {limits.MAX_TOP_LOGPROBS} log-probabilities per token")
+    if len(message.grammar) > limits.MAX_GRAMMAR_CHARS:
+        raise ValueError(f"a grammar of {len(message.grammar)} characters")
     return m.OpenTarget(
         lease_id=message.lease_id,
         tokens=tuple(message.tokens),
@@ -332,6 +335,7 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         insists=message.insists,
         verification=_named(message.verification, _VERIFICATIONS, "verification"),
         traceparent=_decode_traceparent(message.traceparent),
+        grammar=message.grammar,
     )
 
 

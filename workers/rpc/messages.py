@@ -65,6 +65,7 @@ class OpenTarget:
     insists: bool = False
     verification: Verification = "coupled"
     traceparent: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

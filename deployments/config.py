@@ -57,6 +57,13 @@ class TargetArgs(Strict):
         ge=0,
         description="torch's threads on CPU; 0 leaves the default, which Ray sets to num_cpus",
     )
+    chat_template: str | None = Field(
+        None, min_length=1, description="file of a Jinja template; left out: the model's own"
+    )
+    tool_call_parser: Literal["hermes"] | None = Field(
+        None,
+        description="how the template has the model write calls of tools; left out: there are no tools",
+    )
 
     @property
     def drafted_rows(self) -> int:

@@ -182,7 +182,7 @@ class GetTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Tokenizer(_message.Message):
-    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "sampling_defaults")
+    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "sampling_defaults", "tool_call_parser")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,11 +201,13 @@ class Tokenizer(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: bytes
     chat_template: str
     special_tokens: _containers.ScalarMap[str, str]
     sampling_defaults: _containers.ScalarMap[str, float]
-    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., sampling_defaults: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    tool_call_parser: str
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., sampling_defaults: _Optional[_Mapping[str, float]] = ..., tool_call_parser: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -202,8 +202,9 @@ class Grammar:
             children = below[node]
             if laws:
                 mask = self._matcher.compute_logit_bias()
-                left = _left_of(laws[children[0]], mask)
                 allowed = {tree.tokens[child] for child in children if mask[tree.tokens[child]]}
+                # Whose law is one object are draws of one drafter.
+                left = {id(law): _left_of(law, mask) for law in (laws[c] for c in children)}
             else:
                 allowed = self._allowed_of({tree.tokens[child] for child in children})
             for child in children:
@@ -211,7 +212,7 @@ class Grammar:
                     continue
                 kept.append(child)
                 if laws:
-                    laws[child] = left
+                    laws[child] = left[id(laws[child])]
                 if below.get(child) and self._step(tree.tokens[child]):
                     visit(child)
                     self._matcher.rollback(1)

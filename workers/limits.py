@@ -29,6 +29,7 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_TOP_K: Final = 2**31 - 1
 MAX_REPETITION_PENALTY: Final = 100.0
 MAX_LOGIT_BIAS: Final = 1024
+MAX_TOOLS: Final = 128
 MAX_GRAMMAR_CHARS: Final = 128 * 1024
 MAX_CHOICES: Final = 128
 """Answers of one request: prompts times n."""

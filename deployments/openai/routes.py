@@ -29,8 +29,15 @@ from deployments.openai.answers import (
 from deployments.openai.body_limit import BodyLimit
 from deployments.openai.disconnect import until_disconnect
 from deployments.openai.key_check import KeyCheck
-from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from deployments.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    NamedTool,
+    StreamOptions,
+)
 from deployments.openai.served_by import ServedBy
+from deployments.openai.tools import NO_ARGUMENTS, Function, calls_grammar
 from deployments.round import GenerationRequest, Piece
 from deployments.structure import grammar_of
 from workers import limits
@@ -85,11 +92,15 @@ def make_app(
             continue_final_message=bool(body.continue_final_message),
             add_special_tokens=bool(body.add_special_tokens),
             template_kwargs=body.chat_template_kwargs,
+            tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
         )
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         max_tokens = body.max_completion_tokens or body.max_tokens
         form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
         options = await _options(form.request_id, "chat", body, max_tokens, logprobs)
+        if body.offered:
+            form.finds_calls = True
+            options = replace(options, grammar=await asyncio.to_thread(_calls_grammar, body))
         return await _answer(service, model, request, body, form, [prompt], options)
 
     @app.post("/v1/completions", response_model=None)
@@ -131,6 +142,21 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "drafters": list(model.drafter_names),
         "feature_bytes_per_token": info.feature_bytes_per_token,
     }
+
+
+def _calls_grammar(body: ChatBody) -> str:
+    """The grammar of an answer that may call tools; empty if nothing is asked of it."""
+    several = body.parallel_tool_calls is not False
+    strict = any(tool.function.strict for tool in body.offered)
+    forced = body.tool_choice not in (None, "auto")
+    if several and not strict and not forced:
+        return ""
+    functions = [
+        Function(tool.function.name, tool.function.parameters or NO_ARGUMENTS)
+        for tool in body.offered
+    ]
+    several = several and not isinstance(body.tool_choice, NamedTool)
+    return calls_grammar(functions, several, forced)
 
 
 def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:

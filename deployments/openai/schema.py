@@ -1,8 +1,16 @@
 """Bodies of requests. What is not supported is refused by name; neutral values are accepted."""
 
+import json
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from deployments.structure import JSON_OBJECT
 from workers import limits
@@ -238,20 +246,112 @@ class TextPart(BaseModel):
     text: Text
 
 
+class CalledFunction(BaseModel):
+    """The function of a call, and its arguments: a JSON object as text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text
+    arguments: Text
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: str) -> str:
+        try:
+            given = json.loads(arguments)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise ValueError("must be a JSON object")
+        return arguments
+
+
+class ToolCall(BaseModel):
+    """A call that an assistant has made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def rendered(self) -> dict[str, Any]:
+        """The call as chat templates expect it: its arguments are an object there."""
+        arguments = json.loads(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class ChatMessage(BaseModel):
     """One message of a conversation."""
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = Field(None, description="the call that a tool's message answers")
 
-    def rendered(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_role(self) -> "ChatMessage":
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of the assistant")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to messages of the role tool, which need it")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is left out; only with tool_calls it may be")
+        return self
+
+    def rendered(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
+        parts = [] if self.content is None else self.content
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return {"role": role, "content": self.content}
-        return {"role": role, "content": "".join(part.text for part in self.content)}
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.rendered() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the answer may call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(
+        None, description="JSON schema of the arguments; left out: there are none"
+    )
+    strict: bool | None = Field(None, description="calls keep the schema without tool_choice, too")
+
+
+class Tool(BaseModel):
+    """A tool that the answer may call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    """A function by its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text
+
+
+class NamedTool(BaseModel):
+    """The tool that the answer must call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(GenerationBody):
@@ -265,6 +365,37 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="left out: auto where there are tools"
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="whether an answer may call several times; left out: it may"
+    )
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        if self.tool_choice == "none" or not self.tools:
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [t for t in self.tools if t.function.name == self.tool_choice.function.name]
+        return self.tools
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> "ChatBody":
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tools: names must differ, got {', '.join(names)}")
+        if self.tool_choice not in (None, "none", "auto") and not self.offered:
+            known = ", ".join(names) or "none"
+            raise ValueError(f"tool_choice names a tool that is not in tools: there is {known}")
+        if self.offered and self.structure() is not None:
+            raise ValueError(
+                "an answer with a structure of its own cannot call tools: leave out response_format and "
+                "structured_outputs, or set tool_choice: none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":

@@ -354,7 +354,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 5}, "presence_penalty"),
     ({"logit_bias": {"1": 500}}, "logit_bias"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "set target.chat_template",
+    ),
     ({"temprature": 1}, "temprature"),
     ({"speculation": {"drafter": "nobody"}}, "nobody"),
     ({"speculation": {"verification": "typical"}}, "verification"),

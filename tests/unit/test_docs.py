@@ -13,7 +13,14 @@ import pytest
 from pydantic import BaseModel
 
 from deployments import config, metrics
-from deployments.openai.schema import ChatBody, CompletionBody, SpeculationBody, StreamOptions
+from deployments.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    ResponseFormat,
+    SpeculationBody,
+    StreamOptions,
+    StructuredOutputs,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,9 +50,20 @@ def mentioned(name: str) -> bool:
     return any(re.search(rf"(?<![\w-]){name}(?![\w-])", said) for said in CODE.values())
 
 
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody, SpeculationBody, StreamOptions])
+@pytest.mark.parametrize(
+    "body",
+    [
+        ChatBody,
+        CompletionBody,
+        ResponseFormat,
+        SpeculationBody,
+        StreamOptions,
+        StructuredOutputs,
+    ],
+)
 def test_every_field_of_a_request_is_in_the_docs(body: type[BaseModel]) -> None:
-    assert [name for name in body.model_fields if not mentioned(name)] == []
+    named = [field.alias or name for name, field in body.model_fields.items()]
+    assert [name for name in named if not mentioned(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,8 @@ def test_under_drawn_tokens_what_must_follow_has_a_law_of_its_own() -> None:
     assert pruned.laws[0].probabilities == pytest.approx((0.6, 0.4))
     grown = state.extend(pruned, 4)
     assert len(grown.laws) == len(grown) == 5
-    assert grown.laws[1] == Law((grown.tokens[1],), (1.0,))
+    assert grown.laws[1].ids == (grown.tokens[1],)
+    assert grown.laws[1].probabilities == (1.0,)
     grown.check(len(tokenizer), 100)
 
 

@@ -119,7 +119,11 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._beside.turn,
             None if self._ranks is None else Watchdog(ranks.STEP_SECONDS),
         )
-        self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
+        if config.chat_template is not None:
+            self._tokenizer.chat_template = Path(config.chat_template).read_text()
+        self._tokenizer_files = _tokenizer_files(
+            self._tokenizer, info.sampling_defaults, config.tool_call_parser
+        )
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
             worker_id=new_worker_id(),
@@ -364,7 +368,9 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
     return slots
 
 
-def _tokenizer_files(tokenizer: Any, sampling_defaults: Mapping[str, float]) -> pb.Tokenizer:
+def _tokenizer_files(
+    tokenizer: Any, sampling_defaults: Mapping[str, float], tool_call_parser: str | None
+) -> pb.Tokenizer:
     template = tokenizer.chat_template or ""
     return pb.Tokenizer(
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
@@ -375,4 +381,5 @@ def _tokenizer_files(tokenizer: Any, sampling_defaults: Mapping[str, float]) -> 
             if isinstance(value, str)
         },
         sampling_defaults=sampling_defaults,
+        tool_call_parser=tool_call_parser or "",
     )

@@ -29,6 +29,7 @@ _JSON_FORM: Final = {
 _LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 _COMPILED: Final = 64
 _CHECKED: Final = 256
+_TRIALS: Final = 500
 
 
 class GrammarError(ValueError):
@@ -62,10 +63,18 @@ def of_choice(choices: Sequence[str]) -> str:
 
 def of_text(text: str) -> str:
     """The grammar that a text in Lark's or llama.cpp's (GBNF) syntax says; else raises GrammarError."""
+    # Before it is read: that takes its time.
+    if len(text) > limits.MAX_GRAMMAR_CHARS:
+        return of_lark(text)
     try:
-        return _checked(grammar_from("grammar", text))
+        return of_lark(grammar_from("grammar", text))
     except ValueError as error:
         raise GrammarError(str(error)) from error
+
+
+def of_lark(text: str) -> str:
+    """The grammar that a text in llguidance's Lark syntax says; else raises GrammarError."""
+    return _checked(text)
 
 
 def in_form(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,13 +113,14 @@ def _place(schema: Mapping[str, Any], problem: str) -> str:
     """A JSON pointer to the innermost part of a schema that has the problem by itself; empty: the whole."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     at = ""
-    while True:
-        for place, part in _parts(schema):
-            if _problem(_of_schema({**part, **shared})) == problem:
-                at, schema = at + place, part
-                break
-        else:
-            return at
+    parts = list(_parts(schema))
+    for _ in range(_TRIALS):
+        if not parts:
+            break
+        place, part = parts.pop(0)
+        if LLMatcher.validate_grammar(_of_schema({**part, **shared}), limits=_LIMITS) == problem:
+            at, parts = at + place, list(_parts(part))
+    return at
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -67,7 +67,7 @@ def calls_grammar(functions: Sequence[Function], several: bool, forced: bool) ->
         schema = json.dumps(grammar.in_form(function.parameters))
         rules.append(f"body_{index}: {begin} %json {schema} {end}")
     try:
-        return grammar.of_text("\n".join(rules))
+        return grammar.of_lark("\n".join(rules))
     except GrammarError as error:
         raise InvalidRequest(f"tools cannot be compiled: {error}", "tools") from error
 

@@ -99,6 +99,11 @@ def test_a_copy_goes_its_own_way() -> None:
             "uniqueItems",
         ),
         ({"$ref": "#/$defs/nope"}, "its root", "nope"),
+        (
+            {"properties": {f"p{i}": {} for i in range(9)} | {"q": {"items": {"not": {}}}}},
+            "/properties/q/items",
+            "not",
+        ),
         ({"enum": []}, "its root", "empty"),
         ({"required": "a"}, "its root", "required"),
         ({"properties": {"x": {"format": "weird", "type": "string"}}}, "/properties/x", "weird"),
@@ -126,6 +131,8 @@ def test_other_kinds_that_cannot_be_compiled() -> None:
             make(text)
     with pytest.raises(GrammarError, match=str(limits.MAX_GRAMMAR_CHARS)):
         grammar.of_choice(["x" * limits.MAX_GRAMMAR_CHARS])
+    with pytest.raises(GrammarError, match=str(limits.MAX_GRAMMAR_CHARS)):
+        grammar.of_text('root ::= "' + "x" * limits.MAX_GRAMMAR_CHARS + '"')
     with pytest.raises(GrammarError, match=str(limits.MAX_GRAMMAR_CHARS)):
         grammar.of_json_schema({"enum": ["x" * limits.MAX_GRAMMAR_CHARS]})
 

@@ -26,6 +26,8 @@ WEATHER = Function(
     },
 )
 CLOCK = Function("clock", NO_ARGUMENTS)
+# Neither is a grammar of llama.cpp's what a description seems to make one.
+RULE = Function("rule", {"type": "object", "description": "root ::= x"})
 ROME = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Pa\\"ris", "days": 2}}\n</tool_call>'
 TIME = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
@@ -47,6 +49,7 @@ def test_the_grammar_of_forced_calls() -> None:
         assert accepts(call)
         assert accepts(call, several=False)
     assert accepts(f"{TIME}\n{ROME}")
+    assert calls_grammar([RULE], False, True)
     assert not accepts(f"{TIME}\n{ROME}", several=False)
     assert not accepts("")
     assert not accepts("Hello")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from jinja2 import TemplateError
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
@@ -34,6 +35,7 @@ from deployments.config import (
     WorkerThresholds,
 )
 from deployments.features import features_read
+from deployments.tokenizer import template_environment
 from workers.checkpoint import CheckpointError, already_there, check_drafter, locate
 
 MODULE: Final = "deployments.app"
@@ -133,6 +135,7 @@ def _check_application(application: dict[str, Any], place: str) -> Iterator[str]
         seats, ranks = config.target.max_num_seqs, config.target.tensor_parallel_size
     if isinstance(config, AppConfig | DraftAppConfig):
         yield from _check_models(config, f"{place}.args")
+        yield from _check_template(config, f"{place}.args")
         yield from _check_datastores(config, f"{place}.args")
         gpus = _on_gpus(config)
         drafted = any(draft.placement == "draft" for draft in config.drafts)
@@ -239,6 +242,15 @@ def _check_models(config: AppConfig | DraftAppConfig, place: str) -> Iterator[st
         )
     except ValueError as error:
         yield f"{place}.{error}"
+
+
+def _check_template(config: AppConfig | DraftAppConfig, place: str) -> Iterator[str]:
+    """What is wrong with a chat template that is given in place of the model's."""
+    if isinstance(config, AppConfig) and config.target.chat_template is not None:
+        try:
+            template_environment().parse(Path(config.target.chat_template).read_text())
+        except (OSError, TemplateError) as error:
+            yield f"{place}.target.chat_template: {config.target.chat_template}: {error}"
 
 
 def _check_datastores(config: AppConfig | DraftAppConfig, place: str) -> Iterator[str]:

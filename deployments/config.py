@@ -9,6 +9,9 @@ from workers.prediction import PREDICTION
 from workers.request import DEFAULT_MODE, Mode
 from workers.rpc.security import LOOPBACK
 
+GRAMMAR: Final = "grammar"
+"""What statistics call the drafter of what a structure demands."""
+
 
 class Strict(BaseModel):
     """Unknown keys are an error: a misspelt option must not be ignored."""
@@ -54,6 +57,13 @@ class TargetArgs(Strict):
         0,
         ge=0,
         description="torch's threads on CPU; 0 leaves the default, which Ray sets to num_cpus",
+    )
+    chat_template: str | None = Field(
+        None, min_length=1, description="file of a Jinja template; left out: the model's own"
+    )
+    tool_call_parser: Literal["hermes"] | None = Field(
+        None,
+        description="how the template has the model write calls of tools; left out: there are no tools",
     )
 
     @property
@@ -418,6 +428,7 @@ class FrontConfig(Application):
 _TAKEN: Final = {
     "auto": "it leaves the choice to the server",
     PREDICTION: "it drafts from the prediction of a request",
+    GRAMMAR: "statistics call structures so",
 }
 
 

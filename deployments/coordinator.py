@@ -93,6 +93,7 @@ class Options:
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     priority: int = 0
+    grammar: str = ""
     speculation: SpeculationOptions = SpeculationOptions()
     prediction: tuple[int, ...] | None = None
     timeout_s: float | None = None
@@ -234,6 +235,7 @@ class ServedModel:
                 "priority needs a target with scheduling_policy: priority", "priority"
             )
         self.check_ids("stop_token_ids", options.stop_token_ids)
+        _check_structure(options)
         # A request without a seed gets one, so that whoever goes on with it goes on with the same.
         seed = secrets.randbits(63)
         try:
@@ -263,6 +265,7 @@ class ServedModel:
                 prompt_only=max_tokens == 0,
                 show_special_tokens=options.show_special_tokens,
                 priority=options.priority,
+                grammar=options.grammar,
                 key_id=key_id,
                 model_id=self.model_id,
                 operation=options.operation,
@@ -386,3 +389,15 @@ class ServedModel:
             prediction=prediction if predicted else (),
             max_predicted_tokens=most_predicted if predicted else 0,
         )
+
+
+def _check_structure(options: Options) -> None:
+    """An answer with a structure ends where that does, and nowhere else."""
+    contradictions = {"ignore_eos": options.ignore_eos, "min_tokens": options.min_tokens}
+    for name, value in contradictions.items():
+        if options.grammar and value:
+            raise InvalidRequest(
+                f"{name} {value} contradicts the answer's structure, which says when it ends: leave {name} "
+                "out",
+                name,
+            )

@@ -1,5 +1,6 @@
 """The gRPC front door: `slipstream.v1.Inference` in terms of the coordinator."""
 
+import asyncio
 import os
 import secrets
 import socket
@@ -12,6 +13,7 @@ from deployments.coordinator import Coordinator, Options, ServedModel, Speculati
 from deployments.keys import Gate, Key, bearer
 from deployments.round import Piece
 from deployments.stats import RequestStats
+from deployments.structure import grammar_of
 from protos import inference_pb2 as pb
 from workers import limits
 from workers.request import Mode, Verification
@@ -32,9 +34,8 @@ async def generate(
         key = _identify(coordinator.gate, context)
         model = await coordinator.model(request.model)
         prompt = await _prompt(model, request)
-        asked = model.requests(
-            prompt, _options(request_id, request), "" if key is None else key.id
-        )[0]
+        options = await _options(request_id, request)
+        asked = model.requests(prompt, options, "" if key is None else key.id)[0]
         if asked.prompt_only:
             raise InvalidRequest("max_tokens must be at least 1, not 0", "max_tokens")
         generation = model.generation(asked)
@@ -136,7 +137,22 @@ async def _prompt(model: ServedModel, request: pb.GenerateRequest) -> list[int]:
             raise InvalidRequest("set one of text, token_ids and conversation", "prompt")
 
 
-def _options(request_id: str, request: pb.GenerateRequest) -> Options:
+async def _structure(request: pb.GenerateRequest) -> str:
+    """The grammar of the answer; empty if it may be anything."""
+    if not request.HasField("structure"):
+        return ""
+    kind = request.structure.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequest("structure needs one of json, regex, choice and grammar", "structure")
+    value: Any = getattr(request.structure, kind)
+    if kind == "choice":
+        value = list(value.texts)
+        if not value:
+            raise InvalidRequest("structure.choice needs at least one text", "structure.choice")
+    return await asyncio.to_thread(grammar_of, kind, value, f"structure.{kind}")
+
+
+async def _options(request_id: str, request: pb.GenerateRequest) -> Options:
     sampling, stopping, speculation = request.sampling, request.stopping, request.speculation
     if request.HasField("logprobs") and request.logprobs > limits.MAX_TOP_LOGPROBS:
         raise InvalidRequest(
@@ -169,6 +185,7 @@ def _options(request_id: str, request: pb.GenerateRequest) -> Options:
             or "coupled",
             lossy=speculation.lossy,
         ),
+        grammar=await _structure(request),
         timeout_s=request.timeout_ms / 1000 or None,
     )
 

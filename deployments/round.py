@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from deployments.choice import Choice, Records
-from deployments.config import CoordinatorThresholds
+from deployments.config import GRAMMAR, CoordinatorThresholds
 from deployments.drafting import DraftPool, Seat
 from deployments.lease import WorkerPool, tell_when_ended
 from deployments.stats import RequestStats
@@ -80,7 +80,8 @@ class Speculation:
 class GenerationRequest:
     """One answer that is asked for; `deadline` is on time.monotonic's clock.
 
-    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted.
+    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted. `grammar` is what
+    the answer may look like (workers.grammar); empty: anything.
     """
 
     prompt: tuple[int, ...]
@@ -93,6 +94,7 @@ class GenerationRequest:
     prompt_only: bool = False
     show_special_tokens: bool = False
     priority: int = 0
+    grammar: str = ""
     key_id: str = ""
     model_id: str = ""
     operation: str = "text_completion"
@@ -400,7 +402,13 @@ class Generation:
     def _join(self, drafters: frozenset[str]) -> None:
         # What a request says itself needs no choice: it takes no time, and its rows have their price.
         self._choice.join(drafters - _SAID)
-        self.stats.drafter = "+".join(sorted(self._choice.drafters | (self._beside & _SAID)))
+        said = (
+            {GRAMMAR}
+            if self.request.grammar and self.request.speculation.max_draft_tokens
+            else set()
+        )
+        names = self._choice.drafters | (self._beside & _SAID) | said
+        self.stats.drafter = "+".join(sorted(names))
 
     def _tell_drafters(self, committed: m.Committed) -> None:
         """Who is to propose, and what was committed; those beside the target know the second already.
@@ -476,6 +484,7 @@ class Generation:
             mode=self.request.speculation.mode,
             verification=self.request.speculation.verification,
             insists=not self.request.speculation.auto,
+            grammar=self.request.grammar,
             traceparent=self._trace.traceparent,
             prediction=self.request.speculation.prediction,
             max_predicted=self.request.speculation.max_predicted_tokens,

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -31,6 +32,7 @@ class PromptTokenizer:
         self._special_tokens = dict(files.special_tokens)
         self.sampling_defaults = dict(files.sampling_defaults)
         self._template = _compile(files.chat_template) if files.chat_template else None
+        self._tools_refused = _tools_refused(files)
         self._bytes = TokenBytes(self._tokenizer)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -45,14 +47,17 @@ class PromptTokenizer:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Ids of a conversation, rendered for the assistant to answer.
+        """Ids of a conversation, rendered for the assistant to answer, who may call tools.
 
         With `continue_final_message` the last message is left open, to be gone on with. Raises
-        InvalidRequest if the model has no template or the template refuses the messages.
+        InvalidRequest if the model has no template, or none with tools, or the template refuses the messages.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+        if tools and self._tools_refused:
+            raise InvalidRequest(f"tools cannot be offered: {self._tools_refused}", "tools")
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message needs add_generation_prompt: false: the last message is either "
@@ -64,6 +69,7 @@ class PromptTokenizer:
                 **{
                     **self._special_tokens,
                     **(template_kwargs or {}),
+                    **({"tools": tools} if tools else {}),
                     "messages": messages,
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -110,7 +116,21 @@ def _open_end(text: str, last: str) -> str:
     return text[: end + len(tail)] if text.startswith(tail, end) else text[:end]
 
 
+def _tools_refused(files: pb.Tokenizer) -> str:
+    """Why this model's template cannot offer tools; empty if it can."""
+    if "tools" not in find_undeclared_variables(template_environment().parse(files.chat_template)):
+        return "the model's chat template has none; set target.chat_template to one that has"
+    if not files.tool_call_parser:
+        return "it is not known how the model writes calls; set target.tool_call_parser"
+    return ""
+
+
 def _compile(template: str) -> jinja2.Template:
+    return template_environment().from_string(template)
+
+
+def template_environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates are compiled and rendered by."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
@@ -119,7 +139,7 @@ def _compile(template: str) -> jinja2.Template:
     )
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
+    return environment
 
 
 def _raise(message: str) -> NoReturn:

@@ -182,7 +182,7 @@ class GetTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Tokenizer(_message.Message):
-    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "sampling_defaults")
+    __slots__ = ("tokenizer_json", "chat_template", "special_tokens", "sampling_defaults", "tool_call_parser")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,11 +201,13 @@ class Tokenizer(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: bytes
     chat_template: str
     special_tokens: _containers.ScalarMap[str, str]
     sampling_defaults: _containers.ScalarMap[str, float]
-    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., sampling_defaults: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    tool_call_parser: str
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., sampling_defaults: _Optional[_Mapping[str, float]] = ..., tool_call_parser: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -366,7 +368,7 @@ class Features(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists", "verification", "traceparent", "prediction", "max_predicted")
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists", "verification", "traceparent", "prediction", "max_predicted", "grammar")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +389,7 @@ class OpenTarget(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     MAX_PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -407,7 +410,8 @@ class OpenTarget(_message.Message):
     traceparent: str
     prediction: _containers.RepeatedScalarFieldContainer[int]
     max_predicted: int
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ..., verification: _Optional[_Union[Verification, str]] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., max_predicted: _Optional[int] = ...) -> None: ...
+    grammar: str
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ..., verification: _Optional[_Union[Verification, str]] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., max_predicted: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("base_len", "tree", "drafter")

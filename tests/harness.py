@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import torch
+import uvicorn
 
 from deployments.choice import Records
 from deployments.config import CoordinatorThresholds
@@ -23,6 +24,7 @@ from deployments.metrics import CoordinatorMetrics
 from deployments.openai.routes import make_app
 from deployments.round import Generation, GenerationRequest, Piece, Speculation
 from deployments.stats import RequestStats
+from loadtest.cluster import free_port
 from loadtest.inside.faults import Faults, FaultyLink
 from loadtest.inside.workers import LocalPool
 from workers import limits
@@ -226,6 +228,7 @@ class Harness:
         mode: Mode = DEFAULT_MODE,
         verification: Verification = "coupled",
         prediction: Sequence[int] = (),
+        grammar: str = "",
         **others: Any,
     ) -> GenerationRequest:
         """A request; what is neither named here nor a stop rule is a sampling parameter."""
@@ -242,6 +245,7 @@ class Harness:
             prompt_logprobs=prompt_logprobs,
             show_special_tokens=show_special_tokens,
             priority=priority,
+            grammar=grammar,
             speculation=Speculation(
                 (*self.drafters, *([PREDICTION] if prediction else [])),
                 max_draft_tokens,
@@ -342,6 +346,24 @@ async def front_door(
         yield client
 
 
+@contextlib.asynccontextmanager
+async def served(h: Harness) -> AsyncIterator[str]:
+    """The HTTP front door on a port of this machine, for clients with sockets of their own; its address."""
+    workers = Workers("tiny", h.targets, (h.drafts.draft_pool,))  # type: ignore[arg-type]
+    coordinator = Coordinator([workers], Limits(), CoordinatorMetrics())
+    coordinator.reconfigure(CoordinatorThresholds())
+    app = make_app(lambda: coordinator, no_metrics)
+    port = free_port()
+    config = uvicorn.Config(app, "127.0.0.1", port, lifespan="off", log_level="warning")
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield f"http://127.0.0.1:{port}/v1"
+    server.should_exit = True
+    await running
+
+
 @contextlib.contextmanager
 def followers(config: TargetConfig, folder: Path) -> Iterator[None]:
     """The ranks other than 0 of a target, which meet in a folder; the pid of the last is there, too."""
@@ -407,6 +429,8 @@ async def harness(
         "num_gpu_blocks_override": 0,
         "num_threads": 1,
         "features": None,
+        "chat_template": None,
+        "tool_call_parser": None,
         "drafters": beside_configs,
     }
     target_workers = []

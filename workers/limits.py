@@ -5,7 +5,7 @@ A peer that exceeds one is refused before anything is allocated for it.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """One gRPC message; a tokenizer file is the largest that is expected."""
@@ -33,6 +33,8 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_TOP_K: Final = 2**31 - 1
 MAX_REPETITION_PENALTY: Final = 100.0
 MAX_LOGIT_BIAS: Final = 1024
+MAX_TOOLS: Final = 128
+MAX_GRAMMAR_CHARS: Final = 128 * 1024
 MAX_CHOICES: Final = 128
 """Answers of one request: prompts times n."""
 

@@ -13,9 +13,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from workers.engine.native import sampling as native_sampling
+from workers.grammar import Grammar
 from workers.request import SamplingParams
 from workers.tree import Law
 
@@ -242,9 +244,11 @@ class Processors:
     """What a request does to the target's logits before temperature, with the state that it needs.
 
     Order: repetition, frequency and presence penalties, bias, then the ban on stop tokens before
-    `min_tokens`. Only rows that the verification visits pass here, one after the other, so the state is
-    that of plain decoding.
+    `min_tokens`, and last what the `grammar` forbids, if there is one. Only rows that the verification visits
+    pass here, one after the other, so the state is that of plain decoding.
     """
+
+    grammar: Grammar | None = None
 
     def __init__(
         self,
@@ -275,12 +279,16 @@ class Processors:
         self._length += 1
         if self._penalised:
             self._answer.append(token)
+        if self.grammar is not None:
+            self.grammar.observe(token)
 
     def after(self, tokens: Iterable[int]) -> "Processors":
         """What they would be if these tokens became part of the answer."""
         other = copy.copy(self)
         other._answer = list(self._answer)
         other._counts, other._seen = self._counts.clone(), self._seen.clone()
+        if self.grammar is not None:
+            other.grammar = self.grammar.copy()
         for token in tokens:
             other.observe(token)
         return other
@@ -288,7 +296,7 @@ class Processors:
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """One row float32 [V] as the request wants it; the same tensor if it wants nothing."""
         banned = self._length < self._min_tokens and len(self._stop_ids) > 0
-        if not (self._penalised or banned or len(self._bias)):
+        if not (self._penalised or banned or len(self._bias) or self.grammar is not None):
             return logits
         logits = logits.clone()
         if self._penalised:
@@ -297,6 +305,9 @@ class Processors:
             logits.index_add_(0, self._bias_ids.to(logits.device), self._bias.to(logits.device))
         if banned:
             logits.index_fill_(0, self._stop_ids.to(logits.device), -torch.inf)
+        if self.grammar is not None:
+            forbidden = torch.from_numpy(np.frombuffer(self.grammar.allowed(), np.uint8) == 0)
+            logits.masked_fill_(forbidden.to(logits.device), -torch.inf)
         return logits
 
     def _penalise(self, logits: torch.Tensor) -> None:

@@ -206,6 +206,18 @@ class TokenTree:
                 raise ValueError(f"node {node} repeats token {token} under parent {parent}")
             seen.add((parent, token))
 
+    def path(self, node: int) -> list[int]:
+        """The tokens from the anchor down to `node`; none for the anchor itself."""
+        tokens: list[int] = []
+        while node != ANCHOR:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def part(self, nodes: Sequence[int]) -> "TokenTree":
+        """The given nodes: ascending, and each with its parent."""
+        return self if len(nodes) == len(self) else self._select(nodes)
+
     def children(self, node: int) -> list[int]:
         """The children of `node`, in order."""
         return [i for i in range(node + 1, len(self)) if self.parents[i] == node]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from deployments.openai.tools import Calls
 from deployments.round import Piece
 from deployments.stats import RequestStats
 from deployments.tokenizer import PromptTokenizer
@@ -28,6 +29,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     text_offset: int = 0
     begun: bool = False
+    calls: Calls = field(default_factory=Calls)
     stats: RequestStats = field(default_factory=RequestStats)
 
     def came(self, tokens: Sequence[int]) -> None:
@@ -73,12 +75,12 @@ class AnswerFormat(ABC):
         """What a choice's stream begins with, if anything."""
 
     @abstractmethod
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, choice: Choice, text: str) -> dict[str, Any]:
         """The part of a whole choice that holds its text."""
 
     @abstractmethod
-    def delta(self, text: str) -> dict[str, Any]:
-        """The part of a chunk's choice that holds its text."""
+    def delta(self, choice: Choice, text: str, last: bool) -> dict[str, Any]:
+        """The part of a chunk's choice that holds its text; the `last` chunk holds all that is left."""
 
     @abstractmethod
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
@@ -91,7 +93,8 @@ class AnswerFormat(ABC):
     def piece_chunk(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
         """The chunk of one piece of an answer."""
         text = self._text(choice, piece)
-        made = self.chunk([self._choice(index, choice, piece, self.delta(text))])
+        delta = self.delta(choice, text, piece.finished is not None)
+        made = self.chunk([self._choice(index, choice, piece, delta)])
         choice.begun = True
         return made
 
@@ -101,7 +104,7 @@ class AnswerFormat(ABC):
             **self._head,
             "object": self.object,
             "choices": [
-                self._choice(index, choice, piece, self.content(self._text(choice, piece)))
+                self._choice(index, choice, piece, self.content(choice, self._text(choice, piece)))
                 for index, (choice, piece) in enumerate(zip(choices, pieces, strict=True))
             ],
             "usage": usage(choices),
@@ -121,7 +124,7 @@ class AnswerFormat(ABC):
             "index": index,
             **content,
             "logprobs": self.logprobs(choice, piece) if self.wanted.logprobs else None,
-            "finish_reason": None if finished is None else finished.reason,
+            "finish_reason": None if finished is None else _reason(choice, finished),
         }
         if finished is not None:
             made["stop_reason"] = finished.stop_string or finished.stop_token
@@ -146,11 +149,28 @@ class ChatFormat(AnswerFormat):
         delta = {"role": "assistant", "content": ""}
         return self.chunk([{"index": index, "delta": delta, "finish_reason": None}])
 
-    def content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    finds_calls = False
+    """Whether what looks like a call of a tool is one."""
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
+    def content(self, choice: Choice, text: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self.finds_calls:
+            found = choice.calls.add(text, last=True)
+            message["content"] = found.content or (None if found.calls else "")
+            if found.calls:
+                message["tool_calls"] = [
+                    {name: value for name, value in call.items() if name != "index"}
+                    for call in found.calls
+                ]
+        return {"message": message}
+
+    def delta(self, choice: Choice, text: str, last: bool) -> dict[str, Any]:
+        if not self.finds_calls:
+            return {"delta": {"content": text}}
+        found = choice.calls.add(text, last)
+        content = {"content": found.content} if found.content else {}
+        calls = {"tool_calls": found.calls} if found.calls else {}
+        return {"delta": {**content, **calls}}
 
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         return chat_logprobs(self.tokenizer, piece.tokens, piece.logprobs)
@@ -166,10 +186,10 @@ class CompletionFormat(AnswerFormat):
     def first_chunk(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, choice: Choice, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def delta(self, text: str) -> dict[str, Any]:
+    def delta(self, choice: Choice, text: str, last: bool) -> dict[str, Any]:
         return {"text": text}
 
     def logprobs(self, choice: Choice, piece: Piece) -> dict[str, Any]:
@@ -181,6 +201,11 @@ class CompletionFormat(AnswerFormat):
         made = completion_logprobs(self.tokenizer, tokens, entries, choice.text_offset)
         choice.text_offset += sum(map(len, made["tokens"]))
         return made
+
+
+def _reason(choice: Choice, finished: m.Finished) -> str:
+    """An answer that ends by itself with calls waits for what the tools say."""
+    return "tool_calls" if choice.calls.count and finished.reason == "stop" else finished.reason
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:

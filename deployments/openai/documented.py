@@ -132,7 +132,7 @@ class Choice(Documented):
     """What all choices have."""
 
     index: int
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: str | int | None = Field(
         None, description="the stop string, or the token that ended it"
     )
@@ -141,19 +141,52 @@ class Choice(Documented):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
+class Called(Documented):
+    """The function of a call, and its arguments: a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Documented):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
 class Message(Documented):
     """The assistant's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = Field(None, description="with tools")
+
+
+class CalledDelta(Documented):
+    """What is new of a call's function."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Documented):
+    """What is new of a call; its first part has all but the arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledDelta
 
 
 class Delta(Documented):
     """What is new of a message."""
 
     role: Literal["assistant"] | None = None
-    content: str
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = Field(None, description="with tools")
 
 
 class ChatChoice(Choice):

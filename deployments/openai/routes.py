@@ -36,11 +36,14 @@ from deployments.openai.schema import (
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
+    NamedTool,
     StreamOptions,
     TokenizeBody,
 )
 from deployments.openai.served_by import ServedBy
+from deployments.openai.tools import NO_ARGUMENTS, Function, calls_grammar
 from deployments.round import GenerationRequest, Piece
+from deployments.structure import grammar_of
 from workers import limits
 from workers.prediction import Alignment
 from workers.request import SamplingParams
@@ -120,14 +123,18 @@ def make_app(
     async def chat_completions(body: ChatBody, request: Request, service: Service) -> Response:
         """Answer a conversation."""
         model = await service.model(body.model)
-        prompt = await _rendered(model, body, body.messages)
+        tools = [tool.model_dump(exclude_none=True) for tool in body.offered]
+        prompt = await _rendered(model, body, body.messages, tools)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         max_tokens = body.max_completion_tokens or body.max_tokens
         form = ChatFormat(model.model_id, model.tokenizer, _wanted(body, logprobs))
-        options = _options(form.request_id, "chat", body, max_tokens, logprobs)
+        options = await _options(form.request_id, "chat", body, max_tokens, logprobs)
         if body.prediction is not None:
             expected = await model.tokenizer.encode(body.prediction.text, add_special_tokens=False)
             options = replace(options, prediction=tuple(expected))
+        if body.offered:
+            form.finds_calls = True
+            options = replace(options, grammar=await asyncio.to_thread(_calls_grammar, body))
         return await _answer(service, model, request, body, form, [prompt], options)
 
     @app.post(
@@ -149,7 +156,9 @@ def make_app(
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         wanted = replace(_wanted(body, body.logprobs), echo=bool(body.echo))
         form = CompletionFormat(model.model_id, tokenizer, wanted)
-        options = _options(form.request_id, "text_completion", body, max_tokens, body.logprobs)
+        options = await _options(
+            form.request_id, "text_completion", body, max_tokens, body.logprobs
+        )
         if body.echo and body.logprobs is not None:
             counts = (body.logprobs, body.prompt_logprobs or 0)
             options = replace(options, prompt_logprobs=max(counts))
@@ -159,7 +168,10 @@ def make_app(
 
 
 async def _rendered(
-    model: ServedModel, body: ChatBody | TokenizeBody, messages: Sequence[ChatMessage]
+    model: ServedModel,
+    body: ChatBody | TokenizeBody,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[int]:
     """The tokens of a conversation."""
     return await model.tokenizer.encode_chat(
@@ -168,6 +180,7 @@ async def _rendered(
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
         template_kwargs=body.chat_template_kwargs,
+        tools=tools,
     )
 
 
@@ -186,6 +199,21 @@ def _card(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def _calls_grammar(body: ChatBody) -> str:
+    """The grammar of an answer that may call tools; empty if nothing is asked of it."""
+    several = body.parallel_tool_calls is not False
+    strict = any(tool.function.strict for tool in body.offered)
+    forced = body.tool_choice not in (None, "auto")
+    if several and not strict and not forced:
+        return ""
+    functions = [
+        Function(tool.function.name, tool.function.parameters or NO_ARGUMENTS)
+        for tool in body.offered
+    ]
+    several = several and not isinstance(body.tool_choice, NamedTool)
+    return calls_grammar(functions, several, forced)
+
+
 def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
     return Wanted(
         logprobs=logprobs is not None,
@@ -194,7 +222,7 @@ def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
     )
 
 
-def _options(
+async def _options(
     request_id: str,
     operation: Literal["chat", "text_completion"],
     body: GenerationBody,
@@ -202,6 +230,9 @@ def _options(
     logprobs: int | None,
 ) -> Options:
     drafter = body.speculation.drafter
+    structure = body.structure()
+    # It may take long, and the event loop carries everyone's rounds.
+    grammar = "" if structure is None else await asyncio.to_thread(grammar_of, *structure)
     return Options(
         request_id=request_id,
         operation=operation,
@@ -217,6 +248,7 @@ def _options(
         prompt_logprobs=body.prompt_logprobs,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority or 0,
+        grammar=grammar,
         speculation=SpeculationOptions(
             enabled=body.speculation.enabled,
             drafters=(drafter,) if isinstance(drafter, str) else tuple(drafter),

@@ -1,5 +1,6 @@
 """Bodies of requests. What is not supported is refused by name; neutral values are accepted."""
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -10,9 +11,11 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    field_validator,
     model_validator,
 )
 
+from deployments.structure import JSON_OBJECT
 from workers import limits
 from workers.request import Mode, Verification
 
@@ -37,7 +40,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -48,11 +50,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "suffix": ("",),
     "spaces_between_special_tokens": (True,),
     "chat_template": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
@@ -61,6 +58,8 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_cache_key": (),
     "verbosity": ("medium",),
 }
+
+_STRUCTURES: Final = ("json", "regex", "choice", "grammar")
 
 
 # As _NEUTRAL, in messages: what clients send back of an answer of OpenAI's.
@@ -128,6 +127,55 @@ class SpeculationBody(BaseModel):
     stats: bool = Field(False, description="add a `speculation` object to the answer")
 
 
+class JsonSchema(BaseModel):
+    """OpenAI's `response_format.json_schema`; it is always strict."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text | None = None
+    description: Text | None = None
+    # `schema` is a method of pydantic's.
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the answer is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type json_schema, and to no other")
+        return self
+
+
+class StructuredOutputs(BaseModel):
+    """What the answer may look like: exactly one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # `json` is a method of pydantic's.
+    json_schema: dict[str, Any] | Text | None = Field(
+        None, alias="json", description="a JSON schema, also as text"
+    )
+    regex: Text | None = Field(None, description="matches the answer from end to end")
+    choice: Annotated[list[Text], Field(min_length=1)] | None = Field(
+        None, description="the answer is one of these"
+    )
+    grammar: Text | None = Field(None, description="in Lark's or llama.cpp's (GBNF) syntax")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(_STRUCTURES)}")
+        return self
+
+
 class GenerationBody(BaseModel):
     """What both kinds of request share."""
 
@@ -158,6 +206,8 @@ class GenerationBody(BaseModel):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller goes first")
     stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationBody = SpeculationBody()
@@ -168,10 +218,36 @@ class GenerationBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            body = dict(body)
+            for name in [f"guided_{kind}" for kind in _STRUCTURES]:
+                if body.pop(name, None) is not None:
+                    new_name = name.removeprefix("guided_")
+                    raise ValueError(f"{name} has become structured_outputs: {{{new_name}: …}}")
         kept = _without_neutral(body, cls.model_fields, _NEUTRAL)
         if isinstance(kept, dict) and kept.get("speculation") is None:
             kept.pop("speculation", None)
         return kept
+
+    def structure(self) -> tuple[str, Any, str] | None:
+        """What the answer may look like, if that is not anything: kind, value, and the field that says so."""
+        if self.structured_outputs is not None:
+            given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            ((kind, value),) = given.items()
+            return kind, value, f"structured_outputs.{kind}"
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        if form.json_schema is None:
+            return "json", JSON_OBJECT, "response_format"
+        return "json", form.json_schema.json_schema, "response_format.json_schema.schema"
+
+    @model_validator(mode="after")
+    def _check_one_structure(self) -> "GenerationBody":
+        named = self.response_format is not None and self.response_format.type != "text"
+        if named and self.structured_outputs is not None:
+            raise ValueError("response_format and structured_outputs cannot both be given")
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":
@@ -246,15 +322,54 @@ def joined(content: str | Sequence[TextPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
+class CalledFunction(BaseModel):
+    """The function of a call, and its arguments: a JSON object as text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text
+    arguments: Text
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: str) -> str:
+        try:
+            given = json.loads(arguments)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise ValueError("must be a JSON object")
+        return arguments
+
+
+class ToolCall(BaseModel):
+    """A call that an assistant has made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def rendered(self) -> dict[str, Any]:
+        """The call as chat templates expect it: its arguments are an object there."""
+        arguments = json.loads(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class ChatMessage(BaseModel):
     """One message of a conversation."""
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent | None = None
     name: Text | None = Field(None, description="who speaks, for templates that tell the model")
     refusal: Text | None = Field(None, description="what an assistant said instead of a content")
+
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = Field(None, description="the call that a tool's message answers")
 
     @model_validator(mode="before")
     @classmethod
@@ -274,12 +389,26 @@ class ChatMessage(BaseModel):
             raise ValueError(f"a {self.role} message cannot refuse; only an assistant's can")
         return self
 
-    def rendered(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_role(self) -> "ChatMessage":
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of the assistant")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to messages of the role tool, which need it")
+        return self
+
+    def rendered(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
         content = self.refusal or "" if self.content is None else joined(self.content)
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": content, **named}
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.rendered() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class Prediction(BaseModel):
@@ -294,6 +423,45 @@ class Prediction(BaseModel):
     def text(self) -> str:
         """The whole text."""
         return joined(self.content)
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the answer may call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(
+        None, description="JSON schema of the arguments; left out: there are none"
+    )
+    strict: bool | None = Field(None, description="calls keep the schema without tool_choice, too")
+
+
+class Tool(BaseModel):
+    """A tool that the answer may call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    """A function by its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text
+
+
+class NamedTool(BaseModel):
+    """The tool that the answer must call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(GenerationBody):
@@ -311,6 +479,37 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="left out: auto where there are tools"
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="whether an answer may call several times; left out: it may"
+    )
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        if self.tool_choice == "none" or not self.tools:
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [t for t in self.tools if t.function.name == self.tool_choice.function.name]
+        return self.tools
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> "ChatBody":
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tools: names must differ, got {', '.join(names)}")
+        if self.tool_choice not in (None, "none", "auto") and not self.offered:
+            known = ", ".join(names) or "none"
+            raise ValueError(f"tool_choice names a tool that is not in tools: there is {known}")
+        if self.offered and self.structure() is not None:
+            raise ValueError(
+                "an answer with a structure of its own cannot call tools: leave out response_format and "
+                "structured_outputs, or set tool_choice: none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":

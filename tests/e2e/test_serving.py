@@ -353,8 +353,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n:"),
     ({"presence_penalty": 5}, "presence_penalty"),
     ({"logit_bias": {"1": 500}}, "logit_bias"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "set target.chat_template",
+    ),
     ({"temprature": 1}, "temprature"),
     ({"speculation": {"drafter": "nobody"}}, "nobody"),
     ({"speculation": {"verification": "typical"}}, "verification"),

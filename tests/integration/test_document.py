@@ -10,10 +10,12 @@ import pytest
 
 from tests import tiny
 from tests.harness import harness, http_client
+from tests.integration.test_tools import TEMPLATE, WEATHER
 from workers.draft.drafters.lookup import LookupDrafter
 
 CHAT = {"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 8}
 TEXT = {"prompt": "the cat in the", "max_tokens": 8}
+CALLS = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200}
 SENT = {"prediction": {"type": "content", "content": "hello"}}
 EVERYTHING = {
     "return_token_ids": True,
@@ -56,7 +58,9 @@ class Document:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with harness(tiny.llama(), LookupDrafter(), patient=False) as h, http_client(h) as made:
+    options = {"chat_template": str(TEMPLATE), "tool_call_parser": "hermes"}
+    folder = tiny.llama(max_position_embeddings=4096)
+    async with harness(folder, LookupDrafter(), patient=False, **options) as h, http_client(h) as made:
         yield made
 
 
@@ -67,7 +71,7 @@ async def document(client: httpx.AsyncClient) -> Document:
 async def test_answers_and_streams_are_what_it_says(client: httpx.AsyncClient) -> None:
     described = await document(client)
     for path, body, more in (
-        ("/v1/chat/completions", CHAT, [SENT, {"logprobs": True, "top_logprobs": 2}]),
+        ("/v1/chat/completions", CHAT, [SENT, CALLS, {"logprobs": True, "top_logprobs": 2}]),
         ("/v1/completions", TEXT, [{"logprobs": 2, "echo": True}, {"prompt": ["a", "b"]}]),
     ):
         for options in ({}, EVERYTHING, {"stop": ["e"]}, *more):
@@ -108,7 +112,7 @@ async def test_requests_are_described(client: httpx.AsyncClient) -> None:
     """What is sent here is what the document allows, and every route has its body and its errors."""
     described = await document(client)
     for path, body in (
-        ("/v1/chat/completions", {**CHAT, **SENT, **EVERYTHING}),
+        ("/v1/chat/completions", {**CHAT, **SENT, **CALLS, **EVERYTHING}),
         ("/v1/completions", {**TEXT, **EVERYTHING}),
         ("/tokenize", {"messages": CHAT["messages"]}),
     ):

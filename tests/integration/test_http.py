@@ -17,6 +17,7 @@ from deployments.config import CoordinatorThresholds
 from deployments.coordinator import Workers
 from tests import tiny
 from tests.harness import front_door, harness, http_client
+from tests.structures import CHOICES, GBNF, LARK, REGEX, SCHEMA, STRUCTURES
 from workers.draft.drafters.lookup import LookupDrafter
 
 tokenizer = tiny.byte_level_tokenizer()
@@ -343,3 +344,117 @@ async def test_another_law_needs_consent(client: httpx.AsyncClient) -> None:
     assert "'coupled', 'rejection', 'block' or 'typical'" in await refused(
         client, "completions", body
     )
+
+
+SHAPES: list[tuple[dict[str, Any], Any]] = [
+    ({"response_format": {"type": "json_object"}}, None),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "cat", "schema": SCHEMA, "strict": True},
+            }
+        },
+        STRUCTURES["json"][1],
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, STRUCTURES["json"][1]),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, STRUCTURES["json"][1]),
+    ({"structured_outputs": {"regex": REGEX}}, STRUCTURES["regex"][1]),
+    ({"structured_outputs": {"choice": CHOICES}}, STRUCTURES["choice"][1]),
+    ({"structured_outputs": {"grammar": LARK}}, STRUCTURES["lark"][1]),
+    ({"structured_outputs": {"grammar": GBNF}}, STRUCTURES["gbnf"][1]),
+]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_structures(client: httpx.AsyncClient, path: str) -> None:
+    for shape, fits in SHAPES:
+        body = {**(TEXT if path == "completions" else CHAT), **shape, "max_tokens": 300}
+        answer = await post(client, path, {**body, "temperature": 1, "seed": 3, "n": 2})
+        texts = [
+            choice["text"] if path == "completions" else choice["message"]["content"]
+            for choice in answer["choices"]
+        ]
+        ended = [choice["finish_reason"] for choice in answer["choices"]]
+        if fits is None:
+            # Nothing bounds it: it may be cut.
+            assert all(text.startswith("{") for text in texts)
+            assert all(
+                json.loads(t) is not None for t, e in zip(texts, ended, strict=True) if e == "stop"
+            )
+        else:
+            assert ended == ["stop", "stop"]
+            assert all(fits(text) for text in texts)
+        cut = await post(client, path, {**body, "max_tokens": 2})
+        assert cut["choices"][0]["finish_reason"] == "length"
+
+
+async def test_200_schema_requests_at_16_at_once_all_parse(client: httpx.AsyncClient) -> None:
+    at_once = asyncio.Semaphore(16)
+
+    async def one(seed: int) -> None:
+        async with at_once:
+            shape = SHAPES[1 + seed % 2][0]
+            options = {"max_tokens": 300, "temperature": seed % 2, "seed": seed}
+            answer = await complete(client, **shape, **options)
+            STRUCTURES["json"][1](answer["choices"][0]["text"])
+
+    await asyncio.gather(*(one(seed) for seed in range(200)))
+
+
+async def test_what_a_structure_gains_is_in_the_statistics(client: httpx.AsyncClient) -> None:
+    body = {"structured_outputs": {"choice": ["a very long and certain answer"]}}
+    answer = await complete(client, **body, max_tokens=100, speculation={"stats": True})
+    assert "grammar" in answer["speculation"]["drafter"].split("+")
+    assert answer["speculation"]["accepted_tokens"] > 15
+    off = {"stats": True, "enabled": False}
+    plain = await complete(client, **body, max_tokens=100, speculation=off)
+    assert plain["speculation"]["draft_tokens"] == 0
+    assert plain["choices"] == answer["choices"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            {
+                "structured_outputs": {
+                    "json": {"properties": {"a": {"type": "strng"}}, "type": "object"}
+                }
+            },
+            "structured_outputs.json cannot be compiled: at /properties/a",
+        ),
+        ({"structured_outputs": {"json": "{"}}, "is not JSON"),
+        ({"structured_outputs": {"json": "3"}}, "a JSON object"),
+        ({"structured_outputs": {"regex": "(a"}}, "unclosed group"),
+        ({"structured_outputs": {"grammar": "start: b"}}, "b"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {}}, "exactly one of json, regex, choice, grammar"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one of"),
+        ({"structured_outputs": {"json_object": True}}, "json_object"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"$ref": "#/a"}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "cannot both be given",
+        ),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens"),
+        ({"guided_regex": "a"}, "structured_outputs: {regex: …}"),
+        ({"guided_choice": ["a"]}, "structured_outputs: {choice: …}"),
+    ],
+)
+async def test_structures_that_are_refused(
+    client: httpx.AsyncClient, change: dict[str, Any], named: str
+) -> None:
+    for path, body in (("completions", TEXT), ("chat/completions", CHAT)):
+        assert named in await refused(client, path, {**body, **change})

@@ -14,6 +14,7 @@ PROTOS = ["protos/inference.proto", "protos/speculation.proto"]
 # What the coordinator's package may use of the workers': nothing that needs torch.
 FROM_WORKERS = {
     "workers.checkpoint",
+    "workers.grammar",
     "workers.limits",
     "workers.prediction",
     "workers.pricing",
@@ -71,6 +72,7 @@ def test_the_coordinator_needs_nothing_of_the_workers_that_needs_torch() -> None
 def test_the_mathematics_of_trees_needs_no_torch() -> None:
     for name in (
         "tree.py",
+        "grammar.py",
         "limits.py",
         "request.py",
         "text.py",

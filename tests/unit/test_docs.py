@@ -18,8 +18,10 @@ from deployments.openai.schema import (
     ChatMessage,
     CompletionBody,
     DetokenizeBody,
+    ResponseFormat,
     SpeculationBody,
     StreamOptions,
+    StructuredOutputs,
     TokenizeBody,
 )
 
@@ -58,13 +60,16 @@ def mentioned(name: str) -> bool:
         ChatMessage,
         CompletionBody,
         DetokenizeBody,
+        ResponseFormat,
         SpeculationBody,
         StreamOptions,
+        StructuredOutputs,
         TokenizeBody,
     ],
 )
 def test_every_field_of_a_request_is_in_the_docs(body: type[BaseModel]) -> None:
-    assert [name for name in body.model_fields if not mentioned(name)] == []
+    named = [field.alias or name for name, field in body.model_fields.items()]
+    assert [name for name in named if not mentioned(name)] == []
 
 
 @pytest.mark.parametrize(

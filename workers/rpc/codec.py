@@ -303,6 +303,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         traceparent=message.traceparent,
         prediction=message.prediction,
         max_predicted=message.max_predicted,
+        grammar=message.grammar,
     )
 
 
@@ -311,6 +312,8 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         raise ValueError(f"prompt_len {message.prompt_len} of {len(message.tokens)} tokens")
     if max(message.logprobs, message.prompt_logprobs) > limits.MAX_TOP_LOGPROBS:
         raise ValueError(f"more than {limits.MAX_TOP_LOGPROBS} log-probabilities per token")
+    if len(message.grammar) > limits.MAX_GRAMMAR_CHARS:
+        raise ValueError(f"a grammar of {len(message.grammar)} characters")
     return m.OpenTarget(
         lease_id=message.lease_id,
         tokens=tuple(message.tokens),
@@ -339,6 +342,7 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         traceparent=_decode_traceparent(message.traceparent),
         prediction=tuple(message.prediction),
         max_predicted=min(message.max_predicted, limits.MAX_PREDICTED_NODES),
+        grammar=message.grammar,
     )
 
 

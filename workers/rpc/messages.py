@@ -70,6 +70,7 @@ class OpenTarget:
     traceparent: str = ""
     prediction: tuple[int, ...] = ()
     max_predicted: int = 0
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ class TargetConfig:
     `num_gpu_blocks_override` sets the KV cache's size in blocks of 16 tokens; 0 sizes it by memory.
     `tensor_parallel_size` ranks each hold a part of the model, on a device of their own.
     `num_threads` are torch's; 0 leaves torch's default. `features` are what drafters read, if any does.
-    `drafters` run beside the target, in its process.
+    `chat_template` is a file with one in place of the model's own, `tool_call_parser` how it writes calls of
+    tools. `drafters` run beside the target, in its process.
     """
 
     model: str
@@ -35,4 +36,6 @@ class TargetConfig:
     num_gpu_blocks_override: int
     num_threads: int
     features: Literal["last", "three"] | None
+    chat_template: str | None
+    tool_call_parser: Literal["hermes"] | None
     drafters: tuple[DrafterConfig, ...]

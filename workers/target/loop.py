@@ -21,6 +21,7 @@ from workers.draft.group import commit_together
 from workers.engine.model import Model
 from workers.engine.rows import RowBatch
 from workers.engine.threads import use_threads
+from workers.grammar import GrammarError
 from workers.rpc import messages as m
 from workers.target.counters import Counters
 from workers.target.scheduler import Scheduler, Work
@@ -215,7 +216,8 @@ class TargetLoop:
             try:
                 messages = session.advance(logits[first : first + wanted])
             except ValueError as error:
-                session.finished = m.Failed("INTERNAL", str(error))
+                code = "INVALID_ARGUMENT" if isinstance(error, GrammarError) else "INTERNAL"
+                session.finished = m.Failed(code, str(error))
                 messages = []
             first += wanted
             if session.just_prefilled:

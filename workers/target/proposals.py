@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from workers.grammar import Grammar
 from workers.pricing import Arrival
 from workers.target.counters import Counters
 from workers.tree import ANCHOR, TokenTree
@@ -70,7 +71,8 @@ class Proposals:
     """Owned by the target's loop thread; `put` and `elsewhere` are for other threads.
 
     `elsewhere` are the names of drafters on draft workers that are to answer each commit. `pool` are the
-    outlooks of all answers, by drafter. A step takes at most `max_nodes`, each for `price` tokens.
+    outlooks of all answers, by drafter. A step takes at most `max_nodes`, each for `price` tokens. What the
+    answer's `grammar`, if it has one, forbids is dropped; what it demands is proposed, too.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Proposals:
     ) -> None:
         self.elsewhere: frozenset[str] = frozenset()
         self.price = 0.0
+        self.grammar: Grammar | None = None
         self._pool = pool
         self._own: dict[str, Outlook] = {}
         self._max_nodes = max_nodes
@@ -117,7 +120,7 @@ class Proposals:
                 self._counters.proposals_dropped += 1
                 continue
             self._counters.proposals_rebased += late
-            self._take(drafter, rest)
+            self._take(drafter, rest if self.grammar is None else self.grammar.prune(rest))
 
     def tree(self) -> TokenTree:
         """All that is proposed now, in one tree with calibrated scores.
@@ -132,6 +135,8 @@ class Proposals:
             drawn = any(tree.laws for tree in trees)
             join = TokenTree.beside if drawn else TokenTree.merge
             self._merged = functools.reduce(join, trees, TokenTree())
+            if self.grammar is not None:
+                self._merged = self.grammar.extend(self._merged, self._max_nodes)
         return self._merged
 
     @property

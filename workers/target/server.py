@@ -25,6 +25,7 @@ from workers.engine.model import Model
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.tensor_parallel import Leader, Place, Ranks
 from workers.engine.threads import use_threads
+from workers.grammar import GrammarError, Grammars
 from workers.leases import LeasedReceiver, LeaseTable
 from workers.memory import available_bytes
 from workers.rpc import codec
@@ -80,6 +81,9 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
         info = self._model.info
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._eos_token_ids = info.eos_token_ids | {self._tokenizer.eos_token_id} - {None}
+        self._grammars = Grammars(
+            self._tokenizer.backend_tokenizer, info.vocab_size, frozenset(self._eos_token_ids)
+        )
         self._max_model_len = config.max_model_len or info.max_model_len
         if self._max_model_len > info.max_model_len:
             raise ValueError(
@@ -116,7 +120,11 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             self._beside.turn,
             None if self._ranks is None else Watchdog(ranks.STEP_SECONDS),
         )
-        self._tokenizer_files = _tokenizer_files(self._tokenizer, info.sampling_defaults)
+        if config.chat_template is not None:
+            self._tokenizer.chat_template = Path(config.chat_template).read_text()
+        self._tokenizer_files = _tokenizer_files(
+            self._tokenizer, info.sampling_defaults, config.tool_call_parser
+        )
         self.leases = LeaseTable()
         self.info = m.WorkerInfo(
             worker_id=new_worker_id(),
@@ -252,8 +260,21 @@ class TargetWorker(pb_grpc.TargetWorkerServicer):
             return receiver
         if request.drafters:
             session.beside = BesideSession.open(self._beside, request, receiver.drafted)
-        self._loop.submit(session)
+        if request.grammar:
+            receiver.compiling = asyncio.create_task(self._compile(session))
+        else:
+            self._loop.submit(session)
         return receiver
+
+    async def _compile(self, session: TargetSession) -> None:
+        """Submit a session once its grammar is there: neither the event loop nor a step waits for that."""
+        try:
+            grammar = await asyncio.to_thread(self._grammars.start, session.request.grammar)
+            session.obey(grammar)
+        except GrammarError as error:
+            session.send(m.Failed("INVALID_ARGUMENT", str(error)))
+        else:
+            self._loop.submit(session)
 
     def _deliver_soon(self, results: Sequence[tuple[TargetSession, Any]]) -> None:
         self._event_loop.call_soon_threadsafe(_deliver, results)
@@ -278,6 +299,7 @@ class _TargetReceiver(LeasedReceiver):
         super().__init__(channel, leases, lease_id)
         self._loop = loop
         self.session = session
+        self.compiling: asyncio.Task[None] | None = None
         session.send = self.send
 
     def handle(self, message: Any) -> None:
@@ -309,6 +331,8 @@ class _TargetReceiver(LeasedReceiver):
         self._loop.say(self.session, message)
 
     def ended(self) -> None:
+        if self.compiling is not None:
+            self.compiling.cancel()
         self.session.stages.end({"slipstream.tokens": len(self.session.tokens)})
         if self.session.beside is not None:
             self.session.beside.close()
@@ -345,7 +369,9 @@ def _num_slots(model: Model, config: TargetConfig, max_model_len: int) -> int:
     return slots
 
 
-def _tokenizer_files(tokenizer: Any, sampling_defaults: Mapping[str, float]) -> pb.Tokenizer:
+def _tokenizer_files(
+    tokenizer: Any, sampling_defaults: Mapping[str, float], tool_call_parser: str | None
+) -> pb.Tokenizer:
     template = tokenizer.chat_template or ""
     return pb.Tokenizer(
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
@@ -356,4 +382,5 @@ def _tokenizer_files(tokenizer: Any, sampling_defaults: Mapping[str, float]) -> 
             if isinstance(value, str)
         },
         sampling_defaults=sampling_defaults,
+        tool_call_parser=tool_call_parser or "",
     )

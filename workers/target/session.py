@@ -5,6 +5,7 @@ together with the N drafted tokens; row i predicts the child of node i - 1, row 
 anchor. Accepting m tokens commits m + 1.
 """
 
+import copy
 import itertools
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from workers import limits, sampling, verification
 from workers.engine.kv_cache import KVSequence
 from workers.engine.rows import SequenceRows
+from workers.grammar import Grammar
 from workers.rpc import messages as m
 from workers.rpc.errors import InvalidRequest
 from workers.target.beside import BesideSession, News
@@ -89,6 +91,12 @@ class TargetSession:
         self._row_of: dict[int, int] = {}
         self._verified: m.Verified | None = None
         self._go_on()
+
+    def obey(self, grammar: Grammar) -> None:
+        """The answer has this grammar, and has begun before it if another target has begun it."""
+        for token in self.tokens[self.request.prompt_len :]:
+            grammar.observe(token)
+        self._processors.grammar = self.proposals.grammar = grammar
 
     @property
     def pending(self) -> int:
@@ -249,14 +257,17 @@ class TargetSession:
     ) -> m.Verified:
         """The tokens behind the nodes of a verdict, and what the target would take behind the others.
 
-        Processors with a memory are as they stand now: the latter are guesses only.
+        Processors with a memory are as they stand now, and the grammar is left out: the latter are guesses
+        only.
         """
+        processors = copy.copy(self._processors)
+        processors.grammar = None
         choices: dict[int, int | None] = dict(
             zip((ANCHOR, *verdict.accepted), verdict.tokens, strict=False)
         )
         for node, depth in enumerate(self._tree.depths()):
             if node not in choices:
-                row = self._processors.apply(logits[self._row_of[node]])
+                row = processors.apply(logits[self._row_of[node]])
                 try:
                     choices[node] = sampling.draw(row, self.request.sampling, base_len + depth)
                 except ValueError:

@@ -30,6 +30,7 @@ from protos import speculation_pb2 as pb
 from workers import limits
 from workers.request import Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
+from workers.rpc.connection import Connection
 from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,24 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedWorker:
-    """A worker: its introduction, "target" or "draft", and what it does now."""
+    """A worker: its introduction, and what it does now; None if it does not say."""
 
     info: m.WorkerInfo
+    status: pb.WorkerStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """A pool of workers, "target" or "draft", the models that it works for, and what Serve says of it.
+
+    `workers` are those that this coordinator is connected to; there may be more `replicas`.
+    """
+
     role: str
-    status: pb.WorkerStatus
+    models: tuple[str, ...]
+    health: str
+    replicas: Mapping[str, int]
+    workers: tuple[ConnectedWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,7 @@ class Options:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    rounds: bool = False
     priority: int = 0
     speculation: SpeculationOptions = SpeculationOptions()
     timeout_s: float | None = None
@@ -159,23 +174,33 @@ class Coordinator:
         }
         return list(pools.values())
 
-    async def workers(self) -> list[ConnectedWorker]:
-        """The workers that are connected, at least one of each pool."""
-        found = []
-        for role, pool in self._pools:
-            if not pool.connections():
-                with contextlib.suppress(ServiceError):
-                    async with pool.lease(time.monotonic() + LEARN_SECONDS):
-                        pass
-            for connection in pool.connections():
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    status = await connection.stub.GetStatus(
-                        pb.GetStatusRequest(),
-                        timeout=LEARN_SECONDS,
-                        metadata=connection.metadata,
-                    )
-                    found.append(ConnectedWorker(connection.info, role, status))
-        return found
+    async def pools(self) -> list[PoolState]:
+        """The pools of all models, with at least one worker of each, if there is one."""
+        return list(await asyncio.gather(*(self._pool(role, pool) for role, pool in self._pools)))
+
+    async def _pool(self, role: str, pool: WorkerPool) -> PoolState:
+        if not pool.connections():
+            with contextlib.suppress(ServiceError):
+                async with pool.lease(time.monotonic() + LEARN_SECONDS):
+                    pass
+        health, replicas = await pool.replicas()
+        workers = await asyncio.gather(*map(_ask_worker, pool.connections()))
+        models = (
+            name
+            for name, model in self.models.items()
+            if any(pool is other for _, other in model.pools)
+        )
+        return PoolState(role, tuple(models), health, replicas, tuple(workers))
+
+
+async def _ask_worker(connection: Connection) -> ConnectedWorker:
+    try:
+        status = await connection.stub.GetStatus(
+            pb.GetStatusRequest(), timeout=LEARN_SECONDS, metadata=connection.metadata
+        )
+    except grpc.aio.AioRpcError:
+        status = None
+    return ConnectedWorker(connection.info, status)
 
 
 class ServedModel:
@@ -260,6 +285,7 @@ class ServedModel:
                 prompt_logprobs=options.prompt_logprobs,
                 prompt_only=max_tokens == 0,
                 show_special_tokens=options.show_special_tokens,
+                rounds=options.rounds,
                 priority=options.priority,
                 key_id=key_id,
                 model_id=self.model_id,

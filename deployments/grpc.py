@@ -61,7 +61,7 @@ async def info(
     try:
         _identify(coordinator.gate, context)
         model = await coordinator.model(request.model)
-        workers = await coordinator.workers()
+        pools = await coordinator.pools()
     except ServiceError as error:
         raise _with_status(context, error) from error
     here = pb.Process(
@@ -80,7 +80,7 @@ async def info(
             here,
             *(
                 pb.Process(
-                    role=worker.role,
+                    role=pool.role,
                     process_id=worker.info.process_id,
                     host=worker.info.host,
                     worker_id=worker.info.worker_id,
@@ -89,7 +89,9 @@ async def info(
                     kv_slots=worker.status.kv_slots,
                     kv_free_slots=worker.status.kv_free_slots,
                 )
-                for worker in workers
+                for pool in pools
+                for worker in pool.workers
+                if worker.status is not None
             ),
         ],
     )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -57,6 +58,17 @@ class WorkerPool:
             for task in self._connections.values()
             if task.done() and not _is_dead(task)
         ]
+
+    async def replicas(self) -> tuple[str, dict[str, int]]:
+        """What Serve says of the deployment: its status, and how many replicas are in which state."""
+        status = await asyncio.to_thread(serve.status)
+        application = status.applications.get(self._handle.app_name)
+        deployments = {} if application is None else application.deployments
+        deployment = deployments.get(self._handle.deployment_name)
+        if deployment is None:
+            return "NOT_DEPLOYED", {}
+        counts = {state.value: count for state, count in deployment.replica_states.items() if count}
+        return deployment.status.value, counts
 
     @contextlib.asynccontextmanager
     async def lease(self, deadline: float | None = None, weights: str = "") -> AsyncIterator[Lease]:

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from deployments.choice import Choice, Records
@@ -73,7 +73,8 @@ class Speculation:
 class GenerationRequest:
     """One answer that is asked for; `deadline` is on time.monotonic's clock.
 
-    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted.
+    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted. With `rounds` its
+    pieces hold what each round drafted.
     """
 
     prompt: tuple[int, ...]
@@ -85,11 +86,21 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     prompt_only: bool = False
     show_special_tokens: bool = False
+    rounds: bool = False
     priority: int = 0
     key_id: str = ""
     model_id: str = ""
     operation: str = "text_completion"
     request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was committed at once; `proposals` have come since the round before, `hits` of them at once."""
+
+    committed: m.Committed
+    proposals: int
+    hits: int
 
 
 @dataclass(slots=True)
@@ -100,6 +111,7 @@ class Piece:
     text: str = ""
     logprobs: list[m.TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[m.TokenLogprobs] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     finished: m.Finished | None = None
 
 
@@ -143,6 +155,7 @@ class Generation:
         self._committed_at: dict[int, float] = {}
         self._cheaper = asyncio.Event()
         self._piece = Piece()
+        self._shown = (0, 0)
         self._error: ServiceError | None = None
         self._lost: ServiceError | None = None
         self._news = asyncio.Event()
@@ -293,7 +306,19 @@ class Generation:
         self._piece.tokens += committed.tokens
         self._piece.text += committed.text
         self._piece.logprobs += committed.logprobs
+        if self.request.rounds:
+            self._piece.rounds.append(self._round(committed))
         self._news.set()
+
+    def _round(self, committed: m.Committed) -> Round:
+        proposals, hits = self._shown
+        self._shown = self.stats.proposals, self.stats.hits
+        # Features are for drafters, and large.
+        return Round(
+            replace(committed, features=None),
+            self.stats.proposals - proposals,
+            self.stats.hits - hits,
+        )
 
     def prompt_scored(self, scored: m.PromptLogprobs) -> None:
         """Log-probabilities of a part of the prompt; they leave with the first token."""
@@ -468,6 +493,7 @@ class Generation:
             verification=self.request.speculation.verification,
             insists=not self.request.speculation.auto,
             traceparent=self._trace.traceparent,
+            show_drafts=self.request.rounds,
         )
 
     def open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:

@@ -13,7 +13,13 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
+from deployments.coordinator import (
+    Coordinator,
+    Options,
+    PoolState,
+    ServedModel,
+    SpeculationOptions,
+)
 from deployments.exposition import CONTENT_TYPE
 from deployments.keys import Key
 from deployments.openai import errors
@@ -32,6 +38,7 @@ from deployments.openai.key_check import KeyCheck
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from deployments.openai.served_by import ServedBy
 from deployments.round import GenerationRequest, Piece
+from protos import speculation_pb2 as pb
 from workers import limits
 from workers.request import SamplingParams
 from workers.rpc.errors import InvalidRequest, ServiceError, Unavailable
@@ -73,6 +80,12 @@ def make_app(
         """The models whose targets have introduced themselves."""
         served = [model for model in service.models.values() if model.introduced.is_set()]
         return {"object": "list", "data": [_card(model) for model in served]}
+
+    @app.get("/v1/pools")
+    async def pools(service: Service) -> dict[str, Any]:
+        """What the workers behind this coordinator are doing now, by pool."""
+        found = await service.pools()
+        return {"object": "list", "data": [_shown_pool(pool) for pool in found]}
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request, service: Service) -> Response:
@@ -130,11 +143,36 @@ def _card(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def _shown_pool(pool: PoolState) -> dict[str, Any]:
+    return {
+        "role": pool.role,
+        "models": list(pool.models),
+        "health": pool.health,
+        "replicas": dict(pool.replicas),
+        "workers": [
+            {
+                "worker_id": worker.info.worker_id,
+                "host": worker.info.host,
+                "process_id": worker.info.process_id,
+                "max_sessions": worker.info.max_sessions,
+                "drafters": [drafter.name for drafter in worker.info.drafters],
+                "status": None if worker.status is None else _shown_status(worker.status),
+            }
+            for worker in pool.workers
+        ],
+    }
+
+
+def _shown_status(status: pb.WorkerStatus) -> dict[str, Any]:
+    return {field.name: getattr(status, field.name) for field in status.DESCRIPTOR.fields}
+
+
 def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
     return Wanted(
         logprobs=logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
+        rounds=body.speculation.rounds,
     )
 
 
@@ -160,6 +198,7 @@ def _options(
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        rounds=body.speculation.rounds,
         priority=body.priority or 0,
         speculation=SpeculationOptions(
             enabled=body.speculation.enabled,
@@ -310,6 +349,7 @@ def _append(whole: Piece, piece: Piece) -> None:
     whole.text += piece.text
     whole.logprobs += piece.logprobs
     whole.prompt_logprobs += piece.prompt_logprobs
+    whole.rounds += piece.rounds
     whole.finished = piece.finished
 
 

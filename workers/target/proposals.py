@@ -135,6 +135,10 @@ class Proposals:
                 self._merged = functools.reduce(TokenTree.merge, trees, TokenTree())
         return self._merged
 
+    def sources(self, tree: TokenTree) -> dict[str, tuple[int, ...]]:
+        """The nodes of a tree that each drafter proposes now."""
+        return {drafter: tree.nodes_in(offer) for drafter, offer in self._offers.items()}
+
     @property
     def missing(self) -> frozenset[str]:
         """Who has not answered the last commit, of those elsewhere."""

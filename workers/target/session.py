@@ -8,6 +8,7 @@ anchor. Accepting m tokens commits m + 1.
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -193,6 +194,7 @@ class TargetSession:
         self._counters.tokens_drafted += len(self._tree)
         self._counters.tokens_accepted += len(verdict.accepted)
         self._counters.proposals_used += bool(self._tree)
+        draft = self._draft(verdict) if self.request.show_drafts and self._tree else None
         self.proposals.committed(base_len, verdict.tokens)
         self.ready_since = time.monotonic()
         return m.Committed(
@@ -206,7 +208,12 @@ class TargetSession:
             features=self._features(base_len - 1, self.kv.length)[0]
             if self._sends_features
             else None,
+            draft=draft,
         )
+
+    def _draft(self, verdict: verification.Verdict) -> m.Draft:
+        tree = replace(self._tree, laws=())
+        return m.Draft(tree, self.proposals.sources(tree), verdict.accepted)
 
     def _verdict(self, logits: torch.Tensor, base_len: int) -> verification.Verdict:
         params = self.request.sampling

@@ -37,6 +37,7 @@ from deployments.openai.disconnect import until_disconnect
 from deployments.openai.key_check import KeyCheck
 from deployments.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from deployments.openai.served_by import ServedBy
+from deployments.page import routes as page
 from deployments.round import GenerationRequest, Piece
 from protos import speculation_pb2 as pb
 from workers import limits
@@ -60,6 +61,7 @@ def make_app(
     app.add_middleware(KeyCheck, gate=lambda: coordinator().gate)
     app.add_middleware(ServedBy, worker_id=lambda: coordinator().worker_id)
     errors.install(app)
+    page.install(app)
     Service = Annotated[Coordinator, Depends(coordinator)]  # noqa: N806
 
     @app.get("/health")

@@ -1,6 +1,7 @@
 """What the page is made of: its files and their headers, and the numbers of the pools."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,52 @@ async def pools(client: httpx.AsyncClient) -> dict[str, Any]:
     response = await client.get("/v1/pools")
     assert response.status_code == 200, response.text
     return {pool["role"]: pool for pool in response.json()["data"]}
+
+
+FILES = Path(__file__).parents[2] / "deployments" / "page" / "static"
+
+
+async def test_the_pages_files_come_with_headers_that_let_nothing_else_run() -> None:
+    async with harness(tiny.llama(), LookupDrafter()) as h, http_client(h) as client:
+        kinds = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+        paths = {"/": "chat.html", "/pools": "pools.html"}
+        paths |= {f"/page/{file.name}": file.name for file in FILES.iterdir()}
+        for path, name in paths.items():
+            answer = await client.get(path)
+            assert answer.status_code == 200, path
+            assert answer.content == (FILES / name).read_bytes()
+            assert answer.headers["content-type"].startswith(
+                kinds.get(Path(name).suffix, "image/svg+xml")
+            )
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            policy = answer.headers["content-security-policy"].split("; ")
+            assert policy[0] == "default-src 'none'"
+            assert {"script-src 'self'", "style-src 'self'", "connect-src 'self'"} <= set(policy)
+            assert "unsafe" not in answer.headers["content-security-policy"]
+            again = await client.get(path, headers={"if-none-match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+            assert (await client.head(path)).status_code == 200
+        for wrong in ("/page/", "/page/none.js", "/page/..%2froutes.py", "/page/../routes.py"):
+            assert (await client.get(wrong)).status_code == 404, wrong
+        assert (await client.post("/")).status_code == 405
+        assert "/pools" not in (await client.get("/openapi.json")).json()["paths"]
+
+
+def test_nothing_in_the_page_makes_markup_or_asks_elsewhere() -> None:
+    """The browser forbids it, too; here it is told before."""
+    for file in FILES.iterdir():
+        text = file.read_text()
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+            "style=",
+        ):
+            assert word not in text, f"{file.name}: {word}"
+        hosts = set(re.findall(r"https?://[^\s\"')]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert not hosts, f"{file.name}: {hosts}"
 
 
 async def test_pools_say_what_the_workers_do() -> None:

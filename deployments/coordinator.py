@@ -51,15 +51,16 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedWorker:
-    """A worker: its introduction, and what it does now; None if it does not say."""
+    """A worker: its introduction, "target" or "draft", and what it does now; None if it does not say."""
 
     info: m.WorkerInfo
+    role: str
     status: pb.WorkerStatus | None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """A pool of workers, "target" or "draft", the models that it works for, and what Serve says of it.
+    """A pool of workers: their role, the models that they work for, and what Serve says of them.
 
     `workers` are those that this coordinator is connected to; there may be more `replicas`.
     """
@@ -174,17 +175,17 @@ class Coordinator:
         }
         return list(pools.values())
 
+    async def workers(self) -> list[ConnectedWorker]:
+        """The workers that are connected, at least one of each pool."""
+        found = await asyncio.gather(*(_workers_of(role, pool) for role, pool in self._pools))
+        return [worker for workers in found for worker in workers]
+
     async def pools(self) -> list[PoolState]:
-        """The pools of all models, with at least one worker of each, if there is one."""
+        """The pools of all models, and their workers."""
         return list(await asyncio.gather(*(self._pool(role, pool) for role, pool in self._pools)))
 
     async def _pool(self, role: str, pool: WorkerPool) -> PoolState:
-        if not pool.connections():
-            with contextlib.suppress(ServiceError):
-                async with pool.lease(time.monotonic() + LEARN_SECONDS):
-                    pass
-        health, replicas = await pool.replicas()
-        workers = await asyncio.gather(*map(_ask_worker, pool.connections()))
+        (health, replicas), workers = await asyncio.gather(pool.replicas(), _workers_of(role, pool))
         models = (
             name
             for name, model in self.models.items()
@@ -193,14 +194,22 @@ class Coordinator:
         return PoolState(role, tuple(models), health, replicas, tuple(workers))
 
 
-async def _ask_worker(connection: Connection) -> ConnectedWorker:
+async def _workers_of(role: str, pool: WorkerPool) -> list[ConnectedWorker]:
+    if not pool.connections():
+        with contextlib.suppress(ServiceError):
+            async with pool.lease(time.monotonic() + LEARN_SECONDS):
+                pass
+    return list(await asyncio.gather(*(_ask(role, each) for each in pool.connections())))
+
+
+async def _ask(role: str, connection: Connection) -> ConnectedWorker:
     try:
         status = await connection.stub.GetStatus(
             pb.GetStatusRequest(), timeout=LEARN_SECONDS, metadata=connection.metadata
         )
     except grpc.aio.AioRpcError:
         status = None
-    return ConnectedWorker(connection.info, status)
+    return ConnectedWorker(connection.info, role, status)
 
 
 class ServedModel:

@@ -61,7 +61,7 @@ async def info(
     try:
         _identify(coordinator.gate, context)
         model = await coordinator.model(request.model)
-        pools = await coordinator.pools()
+        workers = await coordinator.workers()
     except ServiceError as error:
         raise _with_status(context, error) from error
     here = pb.Process(
@@ -80,7 +80,7 @@ async def info(
             here,
             *(
                 pb.Process(
-                    role=pool.role,
+                    role=worker.role,
                     process_id=worker.info.process_id,
                     host=worker.info.host,
                     worker_id=worker.info.worker_id,
@@ -89,8 +89,7 @@ async def info(
                     kv_slots=worker.status.kv_slots,
                     kv_free_slots=worker.status.kv_free_slots,
                 )
-                for pool in pools
-                for worker in pool.workers
+                for worker in workers
                 if worker.status is not None
             ),
         ],

@@ -11,7 +11,12 @@ from tests import tiny
 from tests.harness import harness, http_client
 from workers.draft.drafters.lookup import LookupDrafter
 
-TEXT = {"prompt": "the cat in the hat the cat", "max_tokens": 40, "temperature": 0}
+TEXT = {
+    "prompt": "the cat in the hat the cat",
+    "max_tokens": 40,
+    "temperature": 0,
+    "speculation": {"drafter": "test"},
+}
 
 
 async def pools(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -71,6 +76,7 @@ async def test_pools_say_what_the_workers_do() -> None:
         harness(
             tiny.llama(),
             LookupDrafter(),
+            patient=False,
             others=[tiny.llama()],
             slow=0.02,
             enable_prefix_caching=False,

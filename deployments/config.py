@@ -5,12 +5,10 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workers import limits
+from workers.grammar import GRAMMAR
 from workers.prediction import PREDICTION
 from workers.request import DEFAULT_MODE, Mode
 from workers.rpc.security import LOOPBACK
-
-GRAMMAR: Final = "grammar"
-"""What statistics call the drafter of what a structure demands."""
 
 
 class Strict(BaseModel):

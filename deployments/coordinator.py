@@ -31,6 +31,7 @@ from workers import limits
 from workers.prediction import PREDICTION
 from workers.request import Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
+from workers.rpc.connection import Connection
 from workers.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,25 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedWorker:
-    """A worker: its introduction, "target" or "draft", and what it does now."""
+    """A worker: its introduction, "target" or "draft", and what it does now; None if it does not say."""
 
     info: m.WorkerInfo
     role: str
-    status: pb.WorkerStatus
+    status: pb.WorkerStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """A pool of workers: their role, the models that they work for, and what Serve says of them.
+
+    `workers` are those that this coordinator is connected to; there may be more `replicas`.
+    """
+
+    role: str
+    models: tuple[str, ...]
+    health: str
+    replicas: Mapping[str, int]
+    workers: tuple[ConnectedWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,7 @@ class Options:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    rounds: bool = False
     priority: int = 0
     grammar: str = ""
     speculation: SpeculationOptions = SpeculationOptions()
@@ -164,21 +180,39 @@ class Coordinator:
 
     async def workers(self) -> list[ConnectedWorker]:
         """The workers that are connected, at least one of each pool."""
-        found = []
-        for role, pool in self._pools:
-            if not pool.connections():
-                with contextlib.suppress(ServiceError):
-                    async with pool.lease(time.monotonic() + LEARN_SECONDS):
-                        pass
-            for connection in pool.connections():
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    status = await connection.stub.GetStatus(
-                        pb.GetStatusRequest(),
-                        timeout=LEARN_SECONDS,
-                        metadata=connection.metadata,
-                    )
-                    found.append(ConnectedWorker(connection.info, role, status))
-        return found
+        found = await asyncio.gather(*(_workers_of(role, pool) for role, pool in self._pools))
+        return [worker for workers in found for worker in workers]
+
+    async def pools(self) -> list[PoolState]:
+        """The pools of all models, and their workers."""
+        return list(await asyncio.gather(*(self._pool(role, pool) for role, pool in self._pools)))
+
+    async def _pool(self, role: str, pool: WorkerPool) -> PoolState:
+        (health, replicas), workers = await asyncio.gather(pool.replicas(), _workers_of(role, pool))
+        models = (
+            name
+            for name, model in self.models.items()
+            if any(pool is other for _, other in model.pools)
+        )
+        return PoolState(role, tuple(models), health, replicas, tuple(workers))
+
+
+async def _workers_of(role: str, pool: WorkerPool) -> list[ConnectedWorker]:
+    if not pool.connections():
+        with contextlib.suppress(ServiceError):
+            async with pool.lease(time.monotonic() + LEARN_SECONDS):
+                pass
+    return list(await asyncio.gather(*(_ask(role, each) for each in pool.connections())))
+
+
+async def _ask(role: str, connection: Connection) -> ConnectedWorker:
+    try:
+        status = await connection.stub.GetStatus(
+            pb.GetStatusRequest(), timeout=LEARN_SECONDS, metadata=connection.metadata
+        )
+    except grpc.aio.AioRpcError:
+        status = None
+    return ConnectedWorker(connection.info, role, status)
 
 
 class ServedModel:
@@ -264,6 +298,7 @@ class ServedModel:
                 prompt_logprobs=options.prompt_logprobs,
                 prompt_only=max_tokens == 0,
                 show_special_tokens=options.show_special_tokens,
+                rounds=options.rounds,
                 priority=options.priority,
                 grammar=options.grammar,
                 key_id=key_id,

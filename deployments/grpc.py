@@ -91,6 +91,7 @@ async def info(
                     kv_free_slots=worker.status.kv_free_slots,
                 )
                 for worker in workers
+                if worker.status is not None
             ),
         ],
     )

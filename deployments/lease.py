@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 ATTEMPT_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
 LAST_WORDS_SECONDS = 1.0
+STATUS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,23 @@ class WorkerPool:
             for task in self._connections.values()
             if task.done() and not _is_dead(task)
         ]
+
+    async def replicas(self) -> tuple[str, dict[str, int]]:
+        """What Serve says of the deployment: its status, and how many replicas are in which state.
+
+        UNKNOWN if Serve does not say.
+        """
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                status = await asyncio.to_thread(serve.status)
+        except (RayError, TimeoutError):
+            return "UNKNOWN", {}
+        application = status.applications.get(self._handle.app_name)
+        deployments = {} if application is None else application.deployments
+        deployment = deployments.get(self._handle.deployment_name)
+        if deployment is None:
+            return "UNKNOWN", {}
+        return deployment.status.value, deployment.replica_states
 
     @contextlib.asynccontextmanager
     async def lease(self, deadline: float | None = None, weights: str = "") -> AsyncIterator[Lease]:

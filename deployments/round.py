@@ -18,15 +18,16 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from deployments.choice import Choice, Records
-from deployments.config import GRAMMAR, CoordinatorThresholds
+from deployments.config import CoordinatorThresholds
 from deployments.drafting import DraftPool, Seat
 from deployments.lease import WorkerPool, tell_when_ended
 from deployments.stats import RequestStats
 from deployments.tracing import AnswerTrace
+from workers.grammar import GRAMMAR
 from workers.prediction import PREDICTION
 from workers.request import DEFAULT_MODE, DRAWN, Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
@@ -80,8 +81,9 @@ class Speculation:
 class GenerationRequest:
     """One answer that is asked for; `deadline` is on time.monotonic's clock.
 
-    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted. `grammar` is what
-    the answer may look like (workers.grammar); empty: anything.
+    With `prompt_only` nothing is answered: only the prompt's log-probabilities are wanted. With `rounds` its
+    pieces hold what each round drafted. `grammar` is what the answer may look like (workers.grammar); empty:
+    anything.
     """
 
     prompt: tuple[int, ...]
@@ -93,12 +95,22 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     prompt_only: bool = False
     show_special_tokens: bool = False
+    rounds: bool = False
     priority: int = 0
     grammar: str = ""
     key_id: str = ""
     model_id: str = ""
     operation: str = "text_completion"
     request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was committed at once; `proposals` have come since the round before, `hits` of them at once."""
+
+    committed: m.Committed
+    proposals: int
+    hits: int
 
 
 @dataclass(slots=True)
@@ -109,6 +121,7 @@ class Piece:
     text: str = ""
     logprobs: list[m.TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[m.TokenLogprobs] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     finished: m.Finished | None = None
 
 
@@ -152,6 +165,7 @@ class Generation:
         self._committed_at: dict[int, float] = {}
         self._cheaper = asyncio.Event()
         self._piece = Piece()
+        self._shown = (0, 0)
         self._error: ServiceError | None = None
         self._lost: ServiceError | None = None
         self._news = asyncio.Event()
@@ -303,7 +317,19 @@ class Generation:
         self._piece.tokens += committed.tokens
         self._piece.text += committed.text
         self._piece.logprobs += committed.logprobs
+        if self.request.rounds:
+            self._piece.rounds.append(self._round(committed))
         self._news.set()
+
+    def _round(self, committed: m.Committed) -> Round:
+        proposals, hits = self._shown
+        self._shown = self.stats.proposals, self.stats.hits
+        # Features are for drafters, and large.
+        return Round(
+            replace(committed, features=None),
+            self.stats.proposals - proposals,
+            self.stats.hits - hits,
+        )
 
     def prompt_scored(self, scored: m.PromptLogprobs) -> None:
         """Log-probabilities of a part of the prompt; they leave with the first token."""
@@ -488,6 +514,7 @@ class Generation:
             traceparent=self._trace.traceparent,
             prediction=self.request.speculation.prediction,
             max_predicted=self.request.speculation.max_predicted_tokens,
+            show_drafts=self.request.rounds,
         )
 
     def open_draft(self, lease_id: str, drafters: frozenset[str]) -> m.OpenDraft:

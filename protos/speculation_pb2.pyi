@@ -368,7 +368,7 @@ class Features(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists", "verification", "traceparent", "prediction", "max_predicted", "grammar")
+    __slots__ = ("lease_id", "tokens", "prompt_len", "sampling", "stopping", "logprobs", "key_id", "patience_ms", "show_special_tokens", "prompt_logprobs", "priority", "drafters", "max_nodes", "chain", "mode", "insists", "verification", "traceparent", "prediction", "max_predicted", "grammar", "show_drafts")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,7 @@ class OpenTarget(_message.Message):
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     MAX_PREDICTED_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    SHOW_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -411,7 +412,8 @@ class OpenTarget(_message.Message):
     prediction: _containers.RepeatedScalarFieldContainer[int]
     max_predicted: int
     grammar: str
-    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ..., verification: _Optional[_Union[Verification, str]] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., max_predicted: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+    show_drafts: bool
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[int] = ..., key_id: _Optional[str] = ..., patience_ms: _Optional[float] = ..., show_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., chain: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., insists: _Optional[bool] = ..., verification: _Optional[_Union[Verification, str]] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., max_predicted: _Optional[int] = ..., grammar: _Optional[str] = ..., show_drafts: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("base_len", "tree", "drafter")
@@ -442,7 +444,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "pace", "resting")
+    __slots__ = ("base_len", "tokens", "accepted", "drafted", "tested", "logprobs", "text", "price", "timings", "features", "pace", "resting", "draft")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +457,7 @@ class Committed(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     RESTING_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
@@ -467,7 +470,26 @@ class Committed(_message.Message):
     features: Features
     pace: float
     resting: bool
-    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., pace: _Optional[float] = ..., resting: _Optional[bool] = ...) -> None: ...
+    draft: Draft
+    def __init__(self, base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., drafted: _Optional[int] = ..., tested: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., price: _Optional[float] = ..., timings: _Optional[_Union[TargetTimings, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., pace: _Optional[float] = ..., resting: _Optional[bool] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("tree", "sources", "accepted")
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    tree: Tree
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tree: _Optional[_Union[Tree, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("drafter", "nodes")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafter: _Optional[str] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")

@@ -19,6 +19,9 @@ from tokenizers import Tokenizer
 from workers import limits
 from workers.tree import ANCHOR, Law, TokenTree
 
+GRAMMAR: Final = "grammar"
+"""What statistics call the drafter of what a structure demands."""
+
 _JSON_FORM: Final = {
     "whitespace_flexible": False,
     "item_separator": ", ",

@@ -5,7 +5,7 @@ A peer that exceeds one is refused before anything is allocated for it.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """One gRPC message; a tokenizer file is the largest that is expected."""

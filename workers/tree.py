@@ -122,6 +122,15 @@ class TokenTree:
             node, right = found, right + 1
         return right, expected
 
+    def nodes_in(self, other: "TokenTree") -> tuple[int, ...]:
+        """The nodes whose whole path is in the other tree as well."""
+        found = {ANCHOR: ANCHOR}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            there = other.child(found[parent], token) if parent in found else None
+            if there is not None:
+                found[node] = there
+        return tuple(node for node in found if node != ANCHOR)
+
     def merge(self, other: "TokenTree") -> "TokenTree":
         """Both trees in one; a path that both contain appears once, with the better score.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from deployments.openai.rounds import shown_round
 from deployments.openai.tools import Calls
 from deployments.round import Piece
 from deployments.stats import RequestStats
@@ -46,6 +47,7 @@ class Wanted:
     logprobs: bool = False
     prompt_logprobs: bool = False
     token_ids: bool = False
+    rounds: bool = False
     echo: bool = False
 
 
@@ -131,6 +133,8 @@ class AnswerFormat(ABC):
         if self.wanted.token_ids:
             made["token_ids"] = piece.tokens
             made["prompt_token_ids"] = list(choice.prompt)
+        if self.wanted.rounds:
+            made["rounds"] = [shown_round(self.tokenizer, each) for each in piece.rounds]
         if self.wanted.prompt_logprobs and not choice.begun:
             made["prompt_logprobs"] = prompt_logprobs(
                 self.tokenizer, choice.prompt, piece.prompt_logprobs

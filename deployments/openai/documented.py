@@ -61,6 +61,34 @@ class ModelList(Documented):
     data: list[ModelCard]
 
 
+class PoolWorker(Documented):
+    """A worker that a coordinator talks to."""
+
+    worker_id: str
+    host: str
+    process_id: int
+    max_sessions: int
+    drafters: list[str]
+    status: dict[str, float] | None = Field(description="its counters now; null: it did not answer")
+
+
+class Pool(Documented):
+    """The workers of one kind."""
+
+    role: Literal["target", "draft"]
+    models: list[str]
+    health: str
+    replicas: dict[str, int] = Field(description="by Serve's names of their states")
+    workers: list[PoolWorker]
+
+
+class Pools(Documented):
+    """What the workers are doing."""
+
+    object: Literal["list"]
+    data: list[Pool]
+
+
 class PredictionDetails(Documented):
     """What came of the request's prediction, in its tokens."""
 
@@ -128,6 +156,41 @@ class CompletionLogprobs(Documented):
     text_offset: list[int]
 
 
+class RoundToken(Documented):
+    """A token that a round committed."""
+
+    id: int
+    token: str
+    bytes: list[int]
+
+
+class RoundNode(Documented):
+    """A node of the tree that a round verified."""
+
+    id: int
+    token: str
+    parent: int = Field(description="a node's index; -1: the last token that was there before")
+    score: float = Field(description="how likely the path down to it was to be accepted")
+    drafters: list[str]
+    accepted: bool
+
+
+class Round(Documented):
+    """One pass of the target; the prompt's drafts nothing."""
+
+    base_len: int
+    tokens: list[RoundToken]
+    accepted: int
+    tested: int
+    nodes: list[RoundNode]
+    proposals: int
+    hits: int
+    price: float
+    wait_ms: float
+    step_ms: float
+    step_rows: int
+
+
 class Choice(Documented):
     """What all choices have."""
 
@@ -139,6 +202,7 @@ class Choice(Documented):
     token_ids: list[int] | None = Field(None, description="with return_token_ids")
     prompt_token_ids: list[int] | None = Field(None, description="with return_token_ids")
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    rounds: list[Round] | None = Field(None, description="with speculation.rounds")
 
 
 class Called(Documented):

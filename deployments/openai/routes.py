@@ -13,7 +13,13 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from deployments.coordinator import Coordinator, Options, ServedModel, SpeculationOptions
+from deployments.coordinator import (
+    Coordinator,
+    Options,
+    PoolState,
+    ServedModel,
+    SpeculationOptions,
+)
 from deployments.exposition import CONTENT_TYPE
 from deployments.keys import Key
 from deployments.openai import documented, errors
@@ -42,8 +48,10 @@ from deployments.openai.schema import (
 )
 from deployments.openai.served_by import ServedBy
 from deployments.openai.tools import NO_ARGUMENTS, Function, calls_grammar
+from deployments.page import routes as page
 from deployments.round import GenerationRequest, Piece
 from deployments.structure import grammar_of
+from protos import speculation_pb2 as pb
 from workers import limits
 from workers.prediction import Alignment
 from workers.request import SamplingParams
@@ -68,6 +76,7 @@ def make_app(
     app.add_middleware(Cors, origins=lambda: coordinator().thresholds.allowed_origins)
     app.add_middleware(ServedBy, worker_id=lambda: coordinator().worker_id)
     errors.install(app)
+    page.install(app)
     Service = Annotated[Coordinator, Depends(coordinator)]  # noqa: N806
 
     @app.get("/health", response_model=documented.Health, responses=documented.ERRORS)
@@ -88,6 +97,12 @@ def make_app(
         """The models whose targets have introduced themselves."""
         served = [model for model in service.models.values() if model.introduced.is_set()]
         return {"object": "list", "data": [_card(model) for model in served]}
+
+    @app.get("/v1/pools", response_model=documented.Pools, responses=documented.ERRORS)
+    async def pools(service: Service) -> dict[str, Any]:
+        """What the workers behind this coordinator are doing now, by pool."""
+        found = await service.pools()
+        return {"object": "list", "data": [_shown_pool(pool) for pool in found]}
 
     @app.post("/tokenize", response_model=documented.Tokens, responses=documented.ERRORS)
     async def tokenize(body: TokenizeBody, service: Service) -> dict[str, Any]:
@@ -214,11 +229,36 @@ def _calls_grammar(body: ChatBody) -> str:
     return calls_grammar(functions, several, forced)
 
 
+def _shown_pool(pool: PoolState) -> dict[str, Any]:
+    return {
+        "role": pool.role,
+        "models": list(pool.models),
+        "health": pool.health,
+        "replicas": dict(pool.replicas),
+        "workers": [
+            {
+                "worker_id": worker.info.worker_id,
+                "host": worker.info.host,
+                "process_id": worker.info.process_id,
+                "max_sessions": worker.info.max_sessions,
+                "drafters": [drafter.name for drafter in worker.info.drafters],
+                "status": None if worker.status is None else _shown_status(worker.status),
+            }
+            for worker in pool.workers
+        ],
+    }
+
+
+def _shown_status(status: pb.WorkerStatus) -> dict[str, Any]:
+    return {field.name: getattr(status, field.name) for field in status.DESCRIPTOR.fields}
+
+
 def _wanted(body: GenerationBody, logprobs: int | None) -> Wanted:
     return Wanted(
         logprobs=logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
         token_ids=bool(body.return_token_ids),
+        rounds=body.speculation.rounds,
     )
 
 
@@ -247,6 +287,7 @@ async def _options(
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        rounds=body.speculation.rounds,
         priority=body.priority or 0,
         grammar=grammar,
         speculation=SpeculationOptions(
@@ -399,6 +440,7 @@ def _append(whole: Piece, piece: Piece) -> None:
     whole.text += piece.text
     whole.logprobs += piece.logprobs
     whole.prompt_logprobs += piece.prompt_logprobs
+    whole.rounds += piece.rounds
     whole.finished = piece.finished
 
 

@@ -125,6 +125,10 @@ class SpeculationBody(BaseModel):
         "server's default",
     )
     stats: bool = Field(False, description="add a `speculation` object to the answer")
+    rounds: bool = Field(
+        False,
+        description="add `rounds` to every choice: what each drafted, by whom, and what was accepted",
+    )
 
 
 class JsonSchema(BaseModel):

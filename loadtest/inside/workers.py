@@ -84,6 +84,10 @@ class LocalPool:
         """See deployments.lease.WorkerPool."""
         return [connection for connection in self._connections.values() if connection.alive]
 
+    async def replicas(self) -> tuple[str, dict[str, int]]:
+        """See deployments.lease.WorkerPool."""
+        return "HEALTHY", {"RUNNING": len(self.workers)}
+
     async def close(self) -> None:
         """Close the connections."""
         for connection in self._connections.values():

@@ -78,6 +78,25 @@ def said(answer: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def test_the_page_and_its_pools(server: Server) -> None:
+    ask(server)
+    chat = httpx.get(server.http)
+    assert chat.status_code == 200
+    assert "default-src 'none'" in chat.headers["content-security-policy"]
+    assert httpx.get(f"{server.http}/page/chat.js").status_code == 200
+    pools = {p["role"]: p for p in httpx.get(f"{server.http}/v1/pools", timeout=30).json()["data"]}
+    processes = server.info()
+    for role in ("target", "draft"):
+        assert pools[role]["models"] == [server.model]
+        assert pools[role]["health"] == "HEALTHY"
+        assert pools[role]["replicas"] == {"RUNNING": 1}
+        (worker,) = pools[role]["workers"]
+        assert worker["process_id"] == processes[role].process_id
+    status = pools["target"]["workers"][0]["status"]
+    assert status["tokens_committed"] >= 1
+    assert status["kv_slots"] == processes["target"].kv_slots > 0
+
+
 def test_three_processes_share_the_work(server: Server) -> None:
     ask(server)
     processes = server.info()

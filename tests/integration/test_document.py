@@ -21,7 +21,7 @@ EVERYTHING = {
     "return_token_ids": True,
     "prompt_logprobs": 1,
     "n": 2,
-    "speculation": {"stats": True},
+    "speculation": {"stats": True, "rounds": True},
 }
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -60,7 +60,10 @@ class Document:
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     options = {"chat_template": str(TEMPLATE), "tool_call_parser": "hermes"}
     folder = tiny.llama(max_position_embeddings=4096)
-    async with harness(folder, LookupDrafter(), patient=False, **options) as h, http_client(h) as made:
+    async with (
+        harness(folder, LookupDrafter(), patient=False, **options) as h,
+        http_client(h) as made,
+    ):
         yield made
 
 
@@ -79,7 +82,7 @@ async def test_answers_and_streams_are_what_it_says(client: httpx.AsyncClient) -
                 response = await client.post(path, json={**body, **options, **stream})
                 assert response.status_code == 200, response.text
                 described.check_answer(response)
-    for path in ("/health", "/v1/models"):
+    for path in ("/health", "/v1/models", "/v1/pools"):
         described.check_answer(await client.get(path))
     described.check_answer(await client.post("/tokenize", json={"prompt": "hi"}))
     described.check_answer(await client.post("/detokenize", json={"tokens": [64, 65]}))

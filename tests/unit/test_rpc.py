@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from workers.rpc.errors import FailedPrecondition, ProtocolError
 from workers.tree import TokenTree
 
 TREE = TokenTree((5, 6, 7), (-1, -1, 1), (0.5, 0.25, 0.125))
+DRAFT = m.Draft(TREE, {"a": (0, 1, 2), "b": (), "c": (1,)}, (1, 2))
 SAMPLING = SamplingParams(0.5, 3, 0.75, 0.125, seed=-5, choice=2)
 MESSAGES = [
     (
@@ -35,6 +37,7 @@ MESSAGES = [
                 insists=True,
                 prediction=(7, 0, 7),
                 max_predicted=64,
+                show_drafts=True,
             ),
             m.OpenTarget("l", (1,), 1, SamplingParams(seed=2**63 - 1), StopRules(1)),
             m.Propose("eagle", 7, TREE),
@@ -62,6 +65,7 @@ MESSAGES = [
                 pace=2.0,
                 resting=True,
             ),
+            m.Committed(4, (6, 7, 9), 2, 3, 2, "", draft=DRAFT),
             m.Finished("stop", 9, stop_string="x"),
             m.Finished("stop", 9, stop_token=0),
             m.Finished("length", 9),
@@ -146,6 +150,32 @@ def propose(**tree: list) -> pb.ToTarget:
 def test_frames_that_break_a_rule_are_refused_whole(frame: pb.ToTarget, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         codec.to_target_codec(vocab_size=10, max_tree_nodes=8).decode(frame)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"tokens": (6, 8, 9)}, "no path"),
+        ({"tokens": (6,)}, "no path"),
+        ({"drafted": 4}, "2 of 3 nodes are accepted, but 2 of 4"),
+        ({"accepted": 1}, "but 1 of 3"),
+        ({"draft": m.Draft(TREE, {"a": (0, 3)}, (1, 2))}, "'a' has nodes"),
+        ({"draft": m.Draft(TREE, {"a": (0, 0, 0, 0)}, (1, 2))}, "'a' has nodes"),
+        ({"draft": m.Draft(TREE, {}, (0, 2))}, "no path"),
+        ({"draft": m.Draft(TREE, {}, (1, 3))}, "no path"),
+        (
+            {"draft": m.Draft(TokenTree((5, 6, 70), (-1, -1, 1), (0.5,) * 3), {}, (1, 2))},
+            "below 10",
+        ),
+    ],
+)
+def test_a_draft_that_is_not_what_was_committed_is_refused(
+    change: dict[str, object], complaint: str
+) -> None:
+    committed = m.Committed(4, (6, 7, 9), 2, 3, 2, "", draft=DRAFT)
+    frame = codec.from_target_codec().encode([(1, replace(committed, **change))])
+    with pytest.raises(ProtocolError, match=complaint):
+        codec.from_target_codec(vocab_size=10).decode(frame)
 
 
 @pytest.mark.parametrize("kind", [codec.to_target_codec, codec.to_draft_codec])

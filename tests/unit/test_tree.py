@@ -54,6 +54,16 @@ def test_cut_keeps_the_best_nodes_and_stays_a_tree(tree: TokenTree, nodes: int, 
     assert not left_out or not kept or min(kept.values()) >= max(left_out)
 
 
+@given(trees(), trees())
+def test_nodes_in_another_tree_are_those_whose_path_it_has(
+    one: TokenTree, other: TokenTree
+) -> None:
+    there = set(paths(other))
+    assert one.nodes_in(other) == tuple(
+        node for node, path in enumerate(paths(one)) if path in there
+    )
+
+
 @given(trees(), st.lists(st.integers(0, 4), max_size=4))
 def test_rebase_is_what_hangs_under_the_committed_path(tree: TokenTree, tokens: list[int]) -> None:
     rebased = tree.rebase(tokens)

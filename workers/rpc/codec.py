@@ -13,7 +13,7 @@ from workers import limits
 from workers.request import Mode, SamplingParams, StopRules, Verification
 from workers.rpc import messages as m
 from workers.rpc.errors import FailedPrecondition, ProtocolError
-from workers.tree import Law, TokenTree
+from workers.tree import ANCHOR, Law, TokenTree
 
 ANY_VOCABULARY: Final = 2**32
 
@@ -79,8 +79,13 @@ class Codec:
                 _check_tokens(prediction, self.vocab_size)
             case m.OpenDraft(tokens=tokens):
                 _check_tokens(tokens, self.vocab_size)
-            case m.Commit(tokens=tokens) | m.Committed(tokens=tokens):
+            case m.Commit(tokens=tokens):
                 _check_tokens(tokens, self.vocab_size)
+            case m.Committed(tokens=tokens, draft=draft):
+                _check_tokens(tokens, self.vocab_size)
+                if draft is not None:
+                    draft.tree.check(self.vocab_size, self.max_tree_nodes)
+                    _check_draft(draft, message)
             case _:
                 pass
 
@@ -214,6 +219,22 @@ def _check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
         raise ValueError(f"token id {largest}; ids are below {vocab_size}")
 
 
+def _check_draft(draft: m.Draft, committed: m.Committed) -> None:
+    tree, path = draft.tree, draft.accepted
+    nodes = range(len(tree))
+    for drafter, proposed in draft.sources.items():
+        if len(proposed) > len(nodes) or not all(node in nodes for node in proposed):
+            raise ValueError(f"drafter {drafter!r} has nodes that a tree of {len(nodes)} has not")
+    if (len(nodes), len(path)) != (committed.drafted, committed.accepted):
+        raise ValueError(
+            f"{len(path)} of {len(nodes)} nodes are accepted, but {committed.accepted} of "
+            f"{committed.drafted} are said to be"
+        )
+    held = [(tree.parents[node], tree.tokens[node]) for node in path if node in nodes]
+    if held != list(zip((ANCHOR, *path[:-1]), committed.tokens[: len(path)], strict=False)):
+        raise ValueError(f"the nodes {path} are no path of the committed tokens")
+
+
 def _encode_tree(tree: TokenTree) -> pb.Tree:
     # Siblings share a law.
     laws = dict(zip(tree.parents, tree.laws, strict=False))
@@ -304,6 +325,7 @@ def _encode_open_target(message: m.OpenTarget) -> pb.OpenTarget:
         prediction=message.prediction,
         max_predicted=message.max_predicted,
         grammar=message.grammar,
+        show_drafts=message.show_drafts,
     )
 
 
@@ -343,6 +365,7 @@ def _decode_open_target(message: pb.OpenTarget) -> m.OpenTarget:
         prediction=tuple(message.prediction),
         max_predicted=min(message.max_predicted, limits.MAX_PREDICTED_NODES),
         grammar=message.grammar,
+        show_drafts=message.show_drafts,
     )
 
 
@@ -387,6 +410,7 @@ def _encode_committed(message: m.Committed) -> pb.Committed:
         price=message.price,
         pace=message.pace,
         resting=message.resting,
+        draft=None if message.draft is None else _encode_draft(message.draft),
     )
 
 
@@ -406,6 +430,23 @@ def _decode_committed(message: pb.Committed) -> m.Committed:
         price=_finite(message.price),
         pace=_finite(message.pace),
         resting=message.resting,
+        draft=_decode_draft(message.draft) if message.HasField("draft") else None,
+    )
+
+
+def _encode_draft(draft: m.Draft) -> pb.Draft:
+    return pb.Draft(
+        tree=_encode_tree(draft.tree),
+        sources=[pb.Source(drafter=name, nodes=nodes) for name, nodes in draft.sources.items()],
+        accepted=draft.accepted,
+    )
+
+
+def _decode_draft(draft: pb.Draft) -> m.Draft:
+    return m.Draft(
+        _decode_tree(draft.tree),
+        {source.drafter: tuple(source.nodes) for source in draft.sources},
+        tuple(draft.accepted),
     )
 
 

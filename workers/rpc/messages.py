@@ -1,5 +1,6 @@
 """Our side of the messages in protos/speculation.proto; the fields are explained there."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from workers.request import DEFAULT_MODE, Mode, SamplingParams, StopRules, Verification
@@ -71,6 +72,7 @@ class OpenTarget:
     prediction: tuple[int, ...] = ()
     max_predicted: int = 0
     grammar: str = ""
+    show_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,15 @@ class TargetTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """The tree that a pass verified: the nodes that each drafter proposed, and those that were accepted."""
+
+    tree: TokenTree
+    sources: Mapping[str, tuple[int, ...]]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """Tokens that became part of the answer."""
 
@@ -171,6 +182,7 @@ class Committed:
     price: float = 0.0
     pace: float = 0.0
     resting: bool = False
+    draft: Draft | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from workers.grammar import Grammar
+from workers.grammar import GRAMMAR, Grammar
 from workers.pricing import Arrival
 from workers.target.counters import Counters
 from workers.tree import ANCHOR, TokenTree
@@ -138,6 +138,14 @@ class Proposals:
             if self.grammar is not None:
                 self._merged = self.grammar.extend(self._merged, self._max_nodes)
         return self._merged
+
+    def sources(self, tree: TokenTree) -> dict[str, tuple[int, ...]]:
+        """The nodes of a tree that each drafter proposes now, and those that the grammar adds."""
+        sources = {drafter: tree.nodes_in(offer) for drafter, offer in self._offers.items()}
+        if self.grammar is not None:
+            known = {node for nodes in sources.values() for node in nodes}
+            sources[GRAMMAR] = tuple(node for node in range(len(tree)) if node not in known)
+        return sources
 
     @property
     def missing(self) -> frozenset[str]:

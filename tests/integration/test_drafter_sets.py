@@ -144,3 +144,30 @@ async def test_an_answer_that_nobody_drafts_well_is_decoded_plainly() -> None:
         on.same_as(off)
         assert on.stats.proposals < on.stats.rounds / 2
         await h.idle()
+
+
+class Early(ReplayDrafter):
+    """Remembers how much of the answer it knew when it was to propose."""
+
+    def __init__(self) -> None:
+        super().__init__("true", VOCAB)
+        self.known: list[int] = []
+
+    def _tree(self, ask):
+        tokens, prompt_len, _ = self._sessions[ask.session]
+        self.known.append(len(tokens) - prompt_len)
+        return super()._tree(ask)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_beside_the_target_nobody_drafts_before_the_first_token(beside: bool) -> None:
+    """They take turns with it, and whoever reads the prompt first would hold it up."""
+    made = Early()
+    here, there = ({"test": made}, {}) if beside else ({}, {"test": made})
+    async with harness(tiny.llama(), there, beside=here) as h:
+        request, off = await learn(h)
+        on = await h.generate(request)
+        on.same_as(off)
+        assert on.stats.accepted_tokens > 100
+        assert (0 in made.known) == (not beside)
+        await h.idle()

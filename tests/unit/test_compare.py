@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from deployments.config import DrafterArgs, Named
 from loadtest import prompts_file
-from workers.compare import drafters, questions, spec_bench, statistics
+from workers.compare import drafters, questions, spec_bench, statistics, temperatures
 from workers.compare.drafters import Setting
 from workers.compare.replay import as_it_was, by_price, by_times, main, replay
 from workers.compare.trace import Answer, Round, Trace, TraceFile, Turn, depth_along, places, read
@@ -368,3 +368,42 @@ def test_questions_come_in_two_forms(tmp_path: Path) -> None:
     file.write_text(json.dumps({"question_id": 2, "turns": ["x"]}) + "\n" + '{"prompt": "y"}')
     with pytest.raises(ValueError, match="question 2 is there twice"):
         questions.read(file)
+
+
+def keep_run(folder: Path, temperature: float, settings: dict[str, float], asked: str = "x") -> str:
+    """A run as far as `temperatures` reads it; speed-ups by setting."""
+    folder.mkdir()
+    rows = [
+        {
+            "category": category,
+            "setting": setting,
+            "speed_up": {"median": speed, "low": speed - 0.1, "high": speed + 0.1},
+            "tau": {"median": 2 * speed, "low": 1.0, "high": 3.0},
+        }
+        for category in ("all", "qa")
+        for setting, speed in settings.items()
+    ]
+    options = {"target": "t", "questions": asked, "max_tokens": 8, "temperature": temperature}
+    (folder / "compare.json").write_text(json.dumps({"options": options, "rows": rows}))
+    return str(folder)
+
+
+def test_runs_at_several_temperatures_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hot = keep_run(tmp_path / "hot", 1.0, {"plain": 1.0, "head": 1.1, "lookup": 1.0})
+    cold = keep_run(tmp_path / "cold", 0.0, {"plain": 1.0, "head": 1.4})
+    out = tmp_path / "out"
+    assert temperatures.main([hot, cold, "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| drafters | 0 | 1 |",
+        "|---|---|---|",
+        "| head | 1.40 (1.30 – 1.50), τ 2.80 | 1.10 (1.00 – 1.20), τ 2.20 |",
+        "",
+    ]
+    assert (out / "temperatures.png").stat().st_size > 1000
+    other = keep_run(tmp_path / "other", 0.5, {"plain": 1.0}, asked="y")
+    assert temperatures.main([hot, other, "--out", str(out)]) == 2
+    assert "'questions': 'y'" in capsys.readouterr().err
+    assert temperatures.main([hot, hot, "--out", str(out)]) == 2
+    assert "a run at temperature 1.0 already" in capsys.readouterr().err

@@ -51,27 +51,34 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     Raises ImportError where matplotlib is not installed.
     """
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
     categories = list(dict.fromkeys(row.category for row in rows))
     settings = [s for s in dict.fromkeys(row.setting for row in rows) if s != PLAIN]
-    for axes, what in zip(figure.subplots(1, 2, sharey=True), ("speed_up", "tau"), strict=True):
+    height = max(3.5, 1 + 0.09 * len(categories) * (len(settings) + 2))
+    figure = Figure(figsize=(10, height), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, what, label in (
+        (left, "speed_up", "speed-up over plain decoding"),
+        (right, "tau", "τ, tokens a pass"),
+    ):
         for number, setting in enumerate(settings):
             mine = [row for row in rows if row.setting == setting]
-            places = [categories.index(row.category) + 0.7 * number / len(settings) for row in mine]
+            places = [categories.index(row.category) + 0.8 * number / len(settings) for row in mine]
             values = [getattr(row, what) for row in mine]
             errors = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
+            style = {"color": colormaps["tab20"](number % 20), "fmt": "o", "ms": 4, "capsize": 2}
             medians = [v.median for v in values]
-            axes.errorbar(medians, places, xerr=errors, fmt="o", capsize=2, label=setting)
+            axes.errorbar(medians, places, xerr=errors, label=setting, **style)
+        for border in range(1, len(categories)):
+            axes.axhline(border - 0.1, color="lightgrey", linewidth=0.6)
         axes.axvline(1.0, color="black", linewidth=0.8)
-        axes.set_xlabel(
-            "speed-up over plain decoding" if what == "speed_up" else "τ, tokens a pass"
-        )
-    axes.set_yticks(range(len(categories)), categories)
-    axes.invert_yaxis()
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+        axes.set_xlabel(label)
+    left.set_yticks([place + 0.4 for place in range(len(categories))], categories)
+    left.invert_yaxis()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=110)
 
 
 def write(folder: Path, run: dict[str, Any], rows: Sequence[Row]) -> None:

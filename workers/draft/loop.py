@@ -129,12 +129,18 @@ class DraftLoop:
                     return
                 news = self._has_news()
             if news:
-                self.turn()
+                self._turn(meanwhile=True)
             elif not self._grow(list(self._growing)):
                 self._growing.clear()
 
     def turn(self) -> None:
-        """Take what is new, and propose."""
+        """Take what is new, and propose for those whose target has committed something.
+
+        The target waits meanwhile: who has just come would wait for its first token.
+        """
+        self._turn(meanwhile=False)
+
+    def _turn(self, meanwhile: bool) -> None:
         with self._condition:
             opened, self._opened = self._opened, []
             closed, self._closed = self._closed, []
@@ -143,7 +149,10 @@ class DraftLoop:
                 session.waiting = None
             self._committed.clear()
         self._take(opened, commits, closed)
-        asked = {*opened, *(s for s, commit in commits if self._asks(s, commit))}
+        asked = {s for s, commit in commits if self._asks(s, commit)}
+        if meanwhile:
+            # The target reads the prompt, too.
+            asked.update(opened)
         for session, _ in commits:
             self._growing.pop(session, None)
         self._propose(list(asked & self._sessions))

@@ -338,7 +338,12 @@ NARROW = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_tou
 
 
 @pytest.mark.parametrize(
-    "visit", [NARROW, {**NARROW, "color_scheme": "dark"}], indirect=True, ids=["light", "dark"]
+    "visit",
+    [
+        pytest.param(NARROW, id="light", marks=pytest.mark.slow),
+        pytest.param({**NARROW, "color_scheme": "dark"}, id="dark"),
+    ],
+    indirect=True,
 )
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Visit, site: Site) -> None:
     page = visit.page

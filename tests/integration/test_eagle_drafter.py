@@ -194,7 +194,7 @@ def test_a_head_looks_as_far_back_as_its_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("place", ["draft", "target"])
+@pytest.mark.parametrize("place", [pytest.param("draft", marks=pytest.mark.slow), "target"])
 async def test_k1_k6_with_a_trained_head(place: str, version: str, dtype: str) -> None:
     path = tiny.trained_head(version)
     made = {"head": drafter(path, dtype)}

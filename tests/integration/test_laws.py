@@ -27,6 +27,7 @@ RULES: list[tuple[Verification, bool]] = [
     ("rejection", False),
     ("block", False),
 ]
+COUNTED = [RULES[0], pytest.param(*RULES[1], marks=pytest.mark.slow), RULES[2]]
 
 
 def exact(folder: Path, options: dict[str, Any]) -> dict[tuple[int, ...], float]:
@@ -71,7 +72,7 @@ async def has_the_targets_law(h: Harness, folder: Path, **options: Any) -> None:
     await h.idle()
 
 
-@pytest.mark.parametrize(("verification", "tree"), RULES)
+@pytest.mark.parametrize(("verification", "tree"), COUNTED)
 async def test_answers_have_the_targets_law(verification: Verification, tree: bool) -> None:
     folder = tiny.llama()
     other = drafter(tiny.shaken(1))
@@ -79,7 +80,7 @@ async def test_answers_have_the_targets_law(verification: Verification, tree: bo
         await has_the_targets_law(h, folder, verification=verification, tree=tree)
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_two_drafters_that_draw_leave_the_law_as_it_is(beside: bool) -> None:
     """One law, drawn from twice: what one draws must say nothing of what the other does."""
     folder = tiny.llama()

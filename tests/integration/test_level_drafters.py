@@ -205,7 +205,7 @@ def test_a_mask_drafter_that_finds_no_room_drafts_no_more(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["draft", "target"])
+@pytest.mark.parametrize("place", [pytest.param("draft", marks=pytest.mark.slow), "target"])
 async def test_k6_company_changes_nothing(place: str, kind: str) -> None:
     drafter = {"test": made(kind, trained(kind), "bfloat16")}
     there, here = (drafter, {}) if place == "draft" else ({}, drafter)

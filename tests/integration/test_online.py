@@ -200,6 +200,7 @@ def test_an_answer_keeps_the_weights_that_it_began_with(weak: Path) -> None:
 
 
 # The student has the lowest priority: it may take long on a busy machine.
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_worker_learns_beside_its_answers(
     weak: Path, caplog: pytest.LogCaptureFixture

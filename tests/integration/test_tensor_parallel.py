@@ -78,6 +78,7 @@ async def test_two_ranks_say_what_one_says(dtype: str) -> None:
         await h.idle()
 
 
+@pytest.mark.slow
 async def test_features_are_whole_on_the_first_rank() -> None:
     folder = tiny.llama()
     async with harness(
@@ -92,6 +93,7 @@ async def test_features_are_whole_on_the_first_rank() -> None:
         await h.idle()
 
 
+@pytest.mark.slow
 async def test_drafters_that_read_rows_do_not_mind_ranks() -> None:
     """The first rank has whole logits; those that run layers need them whole, and say so."""
     beside = [JacobiConfig("jacobi", 8), LookaheadConfig("lookahead", 4, 3, 4)]

@@ -179,7 +179,10 @@ def test_accuracies_are_measured_below_what_was_right() -> None:
     [
         {"rank": 4},
         {"rank": 0, "divergence": "rkl"},
-        {"rank": 4, "divergence": "tvd", "on_policy": 0.5, "temperature": 0.7},
+        pytest.param(
+            {"rank": 4, "divergence": "tvd", "on_policy": 0.5, "temperature": 0.7},
+            marks=pytest.mark.slow,
+        ),
         {"rank": 4, "divergence": "jsd"},
     ],
     ids=str,

@@ -88,6 +88,8 @@ def survivors(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tenso
         threshold = max(threshold, _top_p_threshold(values, params.top_p, threshold))
     if params.min_p > 0.0:
         threshold = max(threshold, float(values.max()) + math.log(params.min_p))
+    if threshold == -torch.inf:
+        return torch.arange(len(values), device=values.device), values
     ids = (values >= threshold).nonzero()[:, 0]
     return ids, values[ids]
 
@@ -223,8 +225,10 @@ class Luck:
         """See Chance."""
         position = self._base_len + depth
         key = noise_key(self._params.seed, self._params.choice, position, PURPOSE_RESIDUAL)
-        ids = law.nonzero()[:, 0]
-        return int(ids[(law[ids].log() + gumbel_noise(key, ids)).argmax()])
+        mass = law.cumsum(0)
+        drawn = int(torch.searchsorted(mass, (key >> 11) * 2.0**-53 * float(mass[-1]), right=True))
+        # What is next to the whole may be rounded to it.
+        return drawn if drawn < len(law) else int(law.nonzero()[-1])
 
 
 def processed_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -235,8 +239,10 @@ def processed_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if bool(logits.isnan().any()) or not math.isfinite(float(logits.max())):
         raise ValueError("the target's logits are not finite numbers")
     ids, values = survivors(logits, params)
+    if len(ids) == len(logits):
+        return values.softmax(0).cpu().double()
     law = torch.zeros(len(logits), dtype=torch.float64)
-    law[ids.cpu()] = values.double().softmax(0).cpu()
+    law[ids.cpu()] = values.softmax(0).cpu().double()
     return law
 
 

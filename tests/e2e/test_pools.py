@@ -206,10 +206,12 @@ def test_a_killed_target_is_followed_by_another(ray: Cluster, config: dict[str, 
         threading.Thread(target=lambda: answers.append(text(ask(config, "one", **body))))
         for _ in range(6)
     ]
+    # Asking Ray takes as long as an answer.
+    target = next(iter(ray.replicas("one", "Target").values()))
     for thread in threads:
         thread.start()
-    time.sleep(0.4)
-    os.kill(next(iter(ray.replicas("one", "Target").values())), signal.SIGKILL)
+    time.sleep(0.3)
+    os.kill(target, signal.SIGKILL)
     for thread in threads:
         thread.join(120)
     assert answers == [plain] * 6

@@ -308,6 +308,7 @@ def test_the_factory_of_a_package_gets_a_name() -> None:
         (["lookup+lookup"], "there already"),
         (["{name: a, kind: lookup}"] * 2, "two of the name 'a'"),
         (["plain"], "neither a kind"),
+        (["prediction"], "neither a kind"),
         (["{kind"], "not YAML"),
         (["7"], "neither a word nor options"),
     ],

@@ -1,8 +1,7 @@
 """Grammars: what they allow, what they demand, what they refuse, and what they make of drafted trees."""
 
-import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import jsonschema
@@ -15,11 +14,9 @@ from tests.unit.test_verification_laws import (
     EXACT,
     VOCAB,
     Context,
-    Script,
-    drawn_trees,
-    every_outcome,
+    drawings,
+    error_over,
     law_of,
-    token_tree,
 )
 from workers import grammar, limits, verification
 from workers.grammar import Grammar, GrammarError, Grammars
@@ -275,39 +272,16 @@ def masked_law(context: Context) -> torch.Tensor:
 )
 def test_pruned_draws_keep_the_law(rule: Any, width: int, depth: int, cut: int | None) -> None:
     """By enumeration: draws that the mask forbids, taken out, leave the law of the masked target."""
-    length = depth + 1
-    found: dict[Context, float] = {}
-    accepted = 0.0
 
-    def add(tokens: Context, probability: float) -> None:
-        if len(tokens) >= length:
-            found[tokens[:length]] = found.get(tokens[:length], 0.0) + probability
-            return
-        for token, share in enumerate(masked_law(tokens).tolist()):
-            add((*tokens, token), probability * share)
+    def pruned() -> Iterator[tuple[float, TokenTree]]:
+        for weight, drawn in drawings(width, depth):
+            state = Grammar(cast(Any, Forbidding()), frozenset())
+            tree = state.prune(drawn)
+            yield weight, tree if cut is None else tree.cut(cut, depth)
 
-    for weight, nested in drawn_trees(width, depth):
-        state = Grammar(cast(Any, Forbidding()), frozenset())
-        tree = state.prune(token_tree(nested))
-        if cut is not None:
-            tree = tree.cut(cut, depth)
-
-        def run(luck: Script, tree: TokenTree = tree) -> Context:
-            def law_after(path: Context) -> torch.Tensor:
-                return masked_law(tuple(tree.tokens[node] for node in path))
-
-            tokens: Context = rule(tree, law_after, luck, lambda token: True).tokens
-            return tokens
-
-        for probability, tokens in every_outcome(run):
-            add(tokens, weight * probability)
-            accepted += weight * probability * (len(tokens) - 1)
+    worst, accepted = error_over(pruned(), rule, depth, masked_law)
     assert accepted > 0
-    for context in itertools.product(range(VOCAB), repeat=length):
-        right = 1.0
-        for place, token in enumerate(context):
-            right *= float(masked_law(context[:place])[token])
-        assert abs(found.get(context, 0.0) - right) < EXACT
+    assert worst < EXACT
 
 
 def test_paths_and_parts_of_trees() -> None:

@@ -121,7 +121,17 @@ def error(rule: Rule, width: int, depth: int) -> tuple[float, float]:
     return error_over(drawings(width, depth), rule, depth)
 
 
-def error_over(trees: Drawings, rule: Rule, depth: int) -> tuple[float, float]:
+def targets_law(context: Context) -> torch.Tensor:
+    return law_of("p", context)
+
+
+def error_over(
+    trees: Drawings,
+    rule: Rule,
+    depth: int,
+    law: Callable[[Context], torch.Tensor] = targets_law,
+) -> tuple[float, float]:
+    """The same over these trees, of which each is as likely as it says, where the target has this law."""
     length = depth + 1
     found: Outcome = {}
     accepted = 0.0
@@ -131,14 +141,14 @@ def error_over(trees: Drawings, rule: Rule, depth: int) -> tuple[float, float]:
         if len(tokens) >= length:
             found[tokens[:length]] = found.get(tokens[:length], 0.0) + probability
             return
-        for token, share in enumerate(law_of("p", tokens).tolist()):
+        for token, share in enumerate(law(tokens).tolist()):
             add((*tokens, token), probability * share)
 
     for weight, tree in trees:
 
         def run(luck: Script, tree: TokenTree = tree) -> Context:
             def law_after(path: Context) -> torch.Tensor:
-                return law_of("p", tuple(tree.tokens[node] for node in path))
+                return law(tuple(tree.tokens[node] for node in path))
 
             verdict = rule(tree, law_after, luck, lambda token: True)
             assert len(verdict.tokens) == len(verdict.accepted) + 1
@@ -151,7 +161,7 @@ def error_over(trees: Drawings, rule: Rule, depth: int) -> tuple[float, float]:
     for context in itertools.product(range(VOCAB), repeat=length):
         right = 1.0
         for place, token in enumerate(context):
-            right *= float(law_of("p", context[:place])[token])
+            right *= float(law(context[:place])[token])
         worst = max(worst, abs(found.get(context, 0.0) - right))
     return worst, accepted
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from workers.draft.config import CustomConfig, DrafterConfig
+from workers.draft.config import CustomConfig, DrafterConfig, PredictionConfig
 from workers.request import Verification
 
 _COUNTING: Final[Mapping[str, Any]] = {"learn": False, "history_tokens": 131_072}
@@ -41,8 +41,11 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 PLAIN: Final = "plain"
 _UNSAID: Final = object()
 
+# Predictions come with requests, and those that are compared have none.
 _CONFIGS: Final[Mapping[str, Any]] = {
-    config.kind: config for config in typing.get_args(DrafterConfig)
+    config.kind: config
+    for config in typing.get_args(DrafterConfig)
+    if config is not PredictionConfig
 }
 
 

@@ -147,7 +147,10 @@ class _TracingPolicy(Policy):
 
 
 class _Host:
-    """A target that keeps features of one kind, its loop, and the drafters beside it."""
+    """A target that keeps features of one kind, its loop, and the drafters beside it.
+
+    `times` of its steps are measured where none are given.
+    """
 
     def __init__(
         self,
@@ -156,28 +159,30 @@ class _Host:
         made: Mapping[str, Drafter],
         options: Options,
         deliver: Callable[[Sequence[tuple[TargetSession, Any]]], None],
+        times: StepTimes | None,
     ) -> None:
-        self._options = options
-        self.model = model
         self.pool = model.pool(slots)
+        self.times = times or measure_step_times(model, self.pool, _PREFILL_ROWS)
         self.counters = Counters()
-        self.drafting = _Clock()
+        self._drafting = _Clock()
         configs = tuple(config for config in options.drafters if config.name in made)
         self.group = DrafterGroup(configs, options.target, lambda send: send(), made, model)
-        self._deliver = deliver
-
-    def start(self, policy: Policy) -> None:
-        """Begin to answer."""
-        self.scheduler = Scheduler(self.pool, None, 1, _PREFILL_ROWS, "fcfs", policy, self.counters)
+        self.scheduler = Scheduler(
+            self.pool, None, 1, _PREFILL_ROWS, "fcfs", self.policy(), self.counters
+        )
         self.loop = TargetLoop(
-            self.model,
+            model,
             self.scheduler,
-            self._deliver,
+            deliver,
             self.counters,
-            self._options.num_threads,
-            self.drafting.timed(self.group.turn),
+            options.num_threads,
+            self._drafting.timed(self.group.turn),
         )
         self.loop.start()
+
+    def policy(self) -> _TracingPolicy:
+        """A setting's own budget and estimates."""
+        return _TracingPolicy(self.times, self.counters, self._drafting)
 
     def close(self) -> None:
         """End the threads."""
@@ -213,17 +218,12 @@ class Bench:
         slots = max(longest + options.max_draft_tokens, _LEAST_SLOTS) + KVPool.GRAIN
         self._said: list[tuple[float, Any]] = []
         self._over = threading.Event()
-        self._host_of = self._hosts(model, slots)
-        first = next(iter(self._host_of.values()))
-        self.times = times or measure_step_times(first.model, first.pool, _PREFILL_ROWS)
-        self._policies = {}
-        for setting, host in self._host_of.items():
-            self._policies[setting] = _TracingPolicy(self.times, host.counters, host.drafting)
-        for host, setting in {host: s for s, host in self._host_of.items()}.items():
-            host.start(self._policies[setting])
+        self._host_of = self._hosts(model, slots, times)
+        self._policies = {setting: host.policy() for setting, host in self._host_of.items()}
+        self.times = next(iter(self._host_of.values())).times
 
-    def _hosts(self, model: Model, slots: int) -> dict[str, _Host]:
-        """Who answers each setting."""
+    def _hosts(self, model: Model, slots: int, times: StepTimes | None) -> dict[str, _Host]:
+        """Who answers each setting; all by the step times of the first."""
         options = self._options
         made = {c.name: drafters.make(c, options.target, model) for c in options.drafters}
         kinds = {name: drafter.feature_kind for name, drafter in made.items()}
@@ -253,7 +253,8 @@ class Bench:
                 for config in options.drafters
                 if config.name in names
             }
-            host = _Host(model, slots, mine, options, self._deliver)
+            host = _Host(model, slots, mine, options, self._deliver, times)
+            times = host.times
             hosts |= dict.fromkeys(labels, host)
         return {label: hosts[label] for label in options.settings}
 

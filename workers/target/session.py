@@ -87,8 +87,7 @@ class TargetSession:
         self._stops = StopStrings(stopping.strings, stopping.include_stop)
         self._text: list[str] = []
         self._rows: SequenceRows
-        self._tree = TokenTree()
-        self._row_of: dict[int, int] = {}
+        self._set_tree(TokenTree())
         self._verified: m.Verified | None = None
         self._go_on()
 
@@ -124,7 +123,7 @@ class TargetSession:
     @property
     def drafted(self) -> int:
         """Nodes of the tree in the last step."""
-        return len(self._rows.tokens) - 1 if self._tree else 0
+        return len(self._folded)
 
     def open_mailbox(self) -> None:
         """Take the proposals that arrived."""
@@ -146,18 +145,23 @@ class TargetSession:
 
     def decode_rows(self, tree: TokenTree) -> SequenceRows:
         """The anchor and a tree under it."""
-        self._tree = tree
-        folded, became = tree.folded()
-        self._row_of = {ANCHOR: 0} | {node: 1 + place for node, place in enumerate(became)}
+        self._set_tree(tree)
+        folded = self._folded
         parents = [ANCHOR, *(parent + 1 for parent in folded.parents)]
         self._rows = SequenceRows(
             self.kv, [self.tokens[-1], *folded.tokens], range(len(folded) + 1), parents
         )
         return self._rows
 
+    def _set_tree(self, tree: TokenTree) -> None:
+        """What the step verifies: each path of the tree has one row, behind the anchor's."""
+        self._tree = tree
+        self._folded, became = tree.folded()
+        self._row_of = {ANCHOR: 0} | {node: 1 + place for node, place in enumerate(became)}
+
     def prefill_rows(self, count: int) -> SequenceRows:
         """The next `count` committed tokens; the last one of all predicts the next token."""
-        self._tree, self._row_of = TokenTree(), {ANCHOR: 0}
+        self._set_tree(TokenTree())
         start = self.kv.length
         tokens = self.tokens[start : start + count]
         # The row at a position predicts the token after it.
@@ -222,9 +226,8 @@ class TargetSession:
         )
 
     def _draft(self, verdict: verification.Verdict) -> m.Draft:
-        tree, became = self._tree.folded()
-        accepted = tuple(became[node] for node in verdict.accepted)
-        return m.Draft(tree, self.proposals.sources(tree), accepted)
+        accepted = tuple(self._row_of[node] - 1 for node in verdict.accepted)
+        return m.Draft(self._folded, self.proposals.sources(self._folded), accepted)
 
     def _verdict(self, logits: torch.Tensor, base_len: int) -> verification.Verdict:
         params = self.request.sampling

@@ -5,6 +5,9 @@ import { Numbers } from "./numbers.js";
 import { Spelling, label, path, withOrigins } from "./tokens.js";
 import { drawTree } from "./tree.js";
 
+// Milliseconds: on a machine that serves as well, every drawing takes time from the answer.
+const PAUSE = 100;
+
 /** `element` is its place on the page; `drafts` tells whether anything may be drafted for it. */
 export class Answer {
   text = "";
@@ -15,6 +18,7 @@ export class Answer {
   #spelling = new Spelling();
   #follows = true;
   #chosen = -1;
+  #due;
   #drafts;
   #tints;
   #words;
@@ -66,13 +70,21 @@ export class Answer {
     }
     this.#show(this.#spelling.add(text, tokens));
     if (choice.finish_reason) this.#show(this.#spelling.end());
-    if (!tokens.length) return;
+    if (choice.finish_reason) this.#refresh();
+    else if (tokens.length) this.#due ??= setTimeout(() => this.#refresh(), PAUSE);
+  }
+
+  /** Show the numbers and the round of now. */
+  #refresh() {
+    clearTimeout(this.#due);
+    this.#due = undefined;
     this.#count();
-    if (this.#follows && this.#drafts) this.#look(this.#rounds.length - 1);
+    if (this.#follows && this.#drafts && this.#rounds.length) this.#look(this.#rounds.length - 1);
   }
 
   /** Say what went wrong, in the server's words. */
   fail(message) {
+    this.#refresh();
     this.#words.after(el("p", { class: "error", role: "alert" }, message));
   }
 
